@@ -1,0 +1,86 @@
+"""Who a block belongs to, apart from its tokens: adapter, tenant, positions, embeddings, media."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from ctxcache.errors import ContractError
+from ctxcache.ids import Hash128
+
+
+def hash_opaque_identity(data: bytes | str) -> Hash128:
+    """Digest a name that only the caller understands (an adapter file, a tenant, an image) to 128 bits.
+
+    Text is encoded as UTF-8. The digest is BLAKE2b's, unkeyed, so that processes agree about it.
+    """
+    raw = data.encode() if isinstance(data, str) else bytes(data)
+    return Hash128.from_bytes(hashlib.blake2b(raw, digest_size=16, person=b"ctxcache.id").digest())
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterKey:
+    """A LoRA adapter: the digest of its identity, and how often it was replaced under that name.
+
+    Attributes:
+        id: digest of the adapter's identity.
+        generation: a non-negative count below 2**64; a reload under the same name takes the next one.
+    """
+
+    id: Hash128
+    generation: int = 0
+
+    def __post_init__(self) -> None:
+        _check_unsigned("AdapterKey.generation", self.generation)
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSpanKey:
+    """One media item as a sequence sees it.
+
+    Attributes:
+        content_digest: digest of the item's bytes after preprocessing.
+        placement_digest: digest of where and how it was placed (grid, crops, timestamps).
+        offset_within_block: tokens from the start of the block to the start of the item.
+        item_order: position of the item among the sequence's items.
+        modality: the runtime's number or name for image, audio, video ...
+    """
+
+    content_digest: Hash128
+    placement_digest: Hash128
+    offset_within_block: int
+    item_order: int
+    modality: int | str
+
+    def __post_init__(self) -> None:
+        _check_unsigned("MediaSpanKey.offset_within_block", self.offset_within_block)
+        _check_unsigned("MediaSpanKey.item_order", self.item_order)
+        if not isinstance(self.modality, str):
+            _check_unsigned("MediaSpanKey.modality", self.modality)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockKeyExtras:
+    """Identity that all blocks of a sequence share. Whatever differs here never shares a page.
+
+    Attributes:
+        media: the media items of the sequence, in order.
+        adapter: the adapter that computed the state, or `None` for the bare model.
+        position_digest: digest of a position scheme other than the default.
+        custom_embedding_digest: digest of embeddings that replace the model's own.
+        isolation_digest: digest of the tenant that may see the state.
+    """
+
+    media: tuple[MediaSpanKey, ...] = ()
+    adapter: AdapterKey | None = None
+    position_digest: Hash128 | None = None
+    custom_embedding_digest: Hash128 | None = None
+    isolation_digest: Hash128 | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "media", tuple(self.media))
+
+
+def _check_unsigned(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64:
+        raise ContractError(f"{name} is {value!r}; pass an integer in [0, 2**64)")

@@ -1,0 +1,184 @@
+"""Names for the values that cross module borders: the 128-bit digest and the enumerations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Self
+
+from ctxcache.errors import ContractError, PoisonedError, RequestFailedError
+
+_WORD_LIMIT = 1 << 64
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Hash128:
+    """A 128-bit digest as two unsigned 64-bit words. Falsy exactly when both words are zero.
+
+    Attributes:
+        hi: the more significant word, `0 <= hi < 2**64`.
+        lo: the less significant word, `0 <= lo < 2**64`.
+    """
+
+    hi: int
+    lo: int
+
+    def __post_init__(self) -> None:
+        for name, word in (("hi", self.hi), ("lo", self.lo)):
+            if not 0 <= word < _WORD_LIMIT:
+                raise ContractError(f"Hash128.{name} is {word}; pass an integer in [0, 2**64)")
+
+    def __bool__(self) -> bool:
+        return bool(self.hi | self.lo)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Read 16 bytes, most significant first. `ContractError` for any other length."""
+        if len(data) != 16:
+            raise ContractError(f"Hash128.from_bytes got {len(data)} bytes; a digest has exactly 16")
+        return cls(int.from_bytes(data[:8], "big"), int.from_bytes(data[8:], "big"))
+
+    def to_bytes(self) -> bytes:
+        """Return the 16 bytes, most significant first: the inverse of `from_bytes`."""
+        return self.hi.to_bytes(8, "big") + self.lo.to_bytes(8, "big")
+
+    def __str__(self) -> str:
+        return self.to_bytes().hex()
+
+
+class ContextCacheCoordinatorStatus(Enum):
+    """What became of an operation whose failure is not the caller's mistake."""
+
+    OK = "ok"
+    REQUEST_FAILED = "request_failed"
+    POISONED = "poisoned"
+
+    def raise_for_status(self) -> None:
+        """Raise `RequestFailedError` or `PoisonedError` for the two failures; do nothing for `OK`."""
+        if self is ContextCacheCoordinatorStatus.REQUEST_FAILED:
+            raise RequestFailedError("the request ran out of capacity, or another request is active")
+        if self is ContextCacheCoordinatorStatus.POISONED:
+            raise PoisonedError("a drain failed; call shutdown(), and recover() if the device context is healthy")
+
+
+class ContextCacheExecutionMode(Enum):
+    """How a batch decodes: plainly, or with one of the speculative schemes."""
+
+    VANILLA = "vanilla"
+    EAGLE = "eagle"
+    MTP = "mtp"
+    SHARED_KV = "shared_kv"
+
+
+class ContextCacheLookupPolicy(Enum):
+    """Whether a request looks for, and publishes, reusable state."""
+
+    USE_CACHE = "use_cache"
+    BYPASS = "bypass"
+
+
+class ContextCacheCommitPolicy(Enum):
+    """Whether generated tokens become reusable, or the prompt's state alone."""
+
+    INCLUDING_GENERATED_TOKENS = "including_generated_tokens"
+    PREFILL_STATE_ONLY = "prefill_state_only"
+
+
+class ContextCacheDeploymentKind(Enum):
+    """Which engines, pools and page tables belong together."""
+
+    VANILLA = "vanilla"
+    PURE_RECURRENT = "pure_recurrent"
+    HYBRID = "hybrid"
+    EAGLE = "eagle"
+    HYBRID_MTP = "hybrid_mtp"
+    SHARED_KV = "shared_kv"
+
+
+class Phase(Enum):
+    """The part of its life that a request is in, as callers see it."""
+
+    ADMITTED = "admitted"
+    EXECUTING = "executing"
+    FINISHING = "finishing"
+    POISONED = "poisoned"
+
+
+class AcquireStatus(Enum):
+    """What became of an attempt to turn a plan into a lease."""
+
+    ACQUIRED = "acquired"
+    STALE_PLAN = "stale_plan"
+    INSUFFICIENT_CAPACITY = "insufficient_capacity"
+
+
+class PublishStatus(Enum):
+    """Whether a publication made a record, or found (and touched) the one that stood there."""
+
+    PUBLISHED = "published"
+    EXISTING_RECORD = "existing_record"
+
+
+class PublicationPoint(Enum):
+    """The host-visible completion at which a checkpoint is published."""
+
+    PREFILL_END = "prefill_end"
+    DECODE_END = "decode_end"
+
+
+class ReusePlanKind(Enum):
+    """How a plan uses what it matched."""
+
+    STANDARD = "standard"
+    NO_REUSABLE_PREFIX = "no_reusable_prefix"
+    FULL_INPUT_REWIND = "full_input_rewind"
+
+
+class SpecReplayMode(Enum):
+    """What a speculative hit computes again so that the draft model sees its successor token."""
+
+    NONE = "none"
+    FULL_PAGE = "full_page"
+
+
+class MissReason(Enum):
+    """Why a sequence reuses less than its whole input."""
+
+    NONE = "none"
+    EMPTY_CACHE = "empty_cache"
+    NO_MATCH = "no_match"
+    DIVERGED = "diverged"
+    PARTIAL_BLOCK = "partial_block"
+    REWIND = "rewind"
+    BYPASS = "bypass"
+    EVICTED = "evicted"
+    NO_CHECKPOINT = "no_checkpoint"
+    WRONG_CHECKPOINT_LENGTH = "wrong_checkpoint_length"
+    OTHER_IDENTITY = "other_identity"
+    UNPAIRED_DRAFT = "unpaired_draft"
+    REPLAY = "replay"
+
+
+class ResourceType(Enum):
+    """The four typed pools of the cache."""
+
+    BASE_KV_PAGE = "base_kv_page"
+    DRAFT_KV_PAGE = "draft_kv_page"
+    RECURRENT_SNAPSHOT = "recurrent_snapshot"
+    PARTIAL_KV_SNAPSHOT = "partial_kv_snapshot"
+
+
+class LayerType(Enum):
+    """What a layer keeps between tokens: paged keys and values, or a fixed-size state."""
+
+    ATTENTION = "attention"
+    RECURRENT = "recurrent"
+
+
+class SpecDecodeMode(Enum):
+    """The speculative scheme of a deployment."""
+
+    NONE = "none"
+    EAGLE = "eagle"
+    MTP = "mtp"
+    SHARED_KV = "shared_kv"

@@ -1,0 +1,47 @@
+"""`njit` for the package: nogil, cached on disk where that is possible, and never stale.
+
+Numba's own cache looks at the file of the outermost function only, so an edited callee in another file goes
+unnoticed. Here the stamp covers every module of the package that may hold compiled code. Where neither the package
+folder nor the home folder can be written, functions are compiled in memory instead of failing at import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+from numba.core.caching import FunctionCache, IndexDataCacheFile
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@cache
+def _package_stamp() -> tuple[tuple[str, int, int], ...]:
+    modules = sorted(Path(__file__).parent.glob("*.py"))
+    stats = ((module.name, module.stat()) for module in modules)
+    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+
+
+class _PackageCache(FunctionCache):  # type: ignore[misc]  # numba is untyped
+    """Numba's function cache, stamped with all modules of the package instead of the function's own."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self._cache_file = IndexDataCacheFile(
+            cache_path=self._cache_path,
+            filename_base=self._impl.filename_base,
+            source_stamp=_package_stamp(),
+        )
+
+
+def njit(function: _Function) -> _Function:
+    """Compile `function` at its first call, without the GIL; compiled code is kept on disk when it can be."""
+    dispatcher = numba.njit(nogil=True)(function)
+    try:
+        dispatcher._cache = _PackageCache(function)  # noqa: SLF001 - what numba's enable_caching() assigns
+    except RuntimeError:  # numba: no writable place for the cache
+        return dispatcher  # type: ignore[no-any-return]
+    return dispatcher  # type: ignore[no-any-return]
