@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,7 +36,7 @@ class ContextCacheSequenceAdmission:
     """
 
     token_ids: TokenIds
-    key_extras: BlockKeyExtras = BlockKeyExtras()
+    key_extras: BlockKeyExtras = field(default_factory=BlockKeyExtras)
     per_position_media_hash: MediaHashes | None = None
 
 

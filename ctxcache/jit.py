@@ -8,9 +8,10 @@ folder nor the home folder can be written, functions are compiled in memory inst
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 from numba.core.caching import FunctionCache, IndexDataCacheFile
@@ -25,12 +26,12 @@ def _package_stamp() -> tuple[tuple[str, int, int], ...]:
     return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
 
-class _PackageCache(FunctionCache):  # type: ignore[misc]  # numba is untyped
+class _PackageCache(FunctionCache):  # type: ignore[no-untyped-call,misc,unused-ignore]
     """Numba's function cache, stamped with all modules of the package instead of the function's own."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function)
-        self._cache_file = IndexDataCacheFile(
+        super().__init__(function)  # type: ignore[no-untyped-call,unused-ignore]
+        self._cache_file = IndexDataCacheFile(  # type: ignore[no-untyped-call,unused-ignore]
             cache_path=self._cache_path,
             filename_base=self._impl.filename_base,
             source_stamp=_package_stamp(),
@@ -39,9 +40,7 @@ class _PackageCache(FunctionCache):  # type: ignore[misc]  # numba is untyped
 
 def njit(function: _Function) -> _Function:
     """Compile `function` at its first call, without the GIL; compiled code is kept on disk when it can be."""
-    dispatcher = numba.njit(nogil=True)(function)
-    try:
+    dispatcher: Any = numba.njit(nogil=True)(function)
+    with suppress(RuntimeError):  # numba: no writable place for the cache
         dispatcher._cache = _PackageCache(function)  # noqa: SLF001 - what numba's enable_caching() assigns
-    except RuntimeError:  # numba: no writable place for the cache
-        return dispatcher  # type: ignore[no-any-return]
-    return dispatcher  # type: ignore[no-any-return]
+    return cast("_Function", dispatcher)

@@ -1,0 +1,1 @@
+"""A context cache coordinator for LLM runtimes, on Numba-CUDA."""

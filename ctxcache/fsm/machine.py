@@ -1,0 +1,167 @@
+"""The one machine, built from the table, and the one door through which a request changes its state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import transitions
+
+from ctxcache.errors import ContractError, DeviceError, InvariantError
+from ctxcache.fsm.states import INITIAL, State
+from ctxcache.fsm.table import TRANSITIONS, TRIGGERS, Guard, Hook, HookKind, Transition
+
+
+class LifecycleModel(Protocol):
+    """What the machine moves: its state, and a method for every hook and guard that the table names.
+
+    A hook method takes nothing and returns `None`; a proving one may also return a CUDA error code, 0 for success.
+    A guard method takes nothing and returns a `bool`.
+    """
+
+    _state: str
+
+
+class DrainFailed(Exception):  # noqa: N818 - an outcome that the coordinator turns into a status
+    """A prove hook raised, or returned a non-zero code. The request is poisoned; its owner quarantines it.
+
+    Attributes:
+        cause: the exception, or the code.
+    """
+
+    def __init__(self, cause: BaseException | int) -> None:
+        super().__init__(f"the stream could not be proven idle: {cause!r}")
+        self.cause = cause
+
+
+class _HookFailed(Exception):  # noqa: N818 - never leaves this module
+    def __init__(self, hook: Hook, cause: BaseException | int) -> None:
+        super().__init__(hook.name)
+        self.hook = hook
+        self.cause = cause
+
+
+def _run_hook(hook: Hook) -> Callable[[transitions.EventData], None]:
+    name = hook.name
+
+    def run(event: transitions.EventData) -> None:
+        try:
+            code = getattr(event.model, name)()
+        except BaseException as cause:
+            raise _HookFailed(hook, cause) from cause
+        if code:
+            raise _HookFailed(hook, code)
+
+    return run
+
+
+def _ask_guard(guard: Guard) -> Callable[[transitions.EventData], bool]:
+    name = guard.name
+
+    def ask(event: transitions.EventData) -> bool:
+        return bool(getattr(event.model, name)())
+
+    return ask
+
+
+def _build() -> transitions.Machine:
+    machine = transitions.Machine(
+        model=None,
+        states=[state.value for state in State],
+        initial=INITIAL.value,
+        auto_transitions=False,
+        send_event=True,
+        model_attribute="_state",
+    )
+    for row in TRANSITIONS:
+        hooks: Any = [_run_hook(hook) for hook in row.hooks]
+        machine.add_transition(
+            row.trigger,
+            row.source.value,
+            row.target.value,
+            conditions=[_ask_guard(guard) for guard in row.guards],
+            before=hooks if row.proves else None,
+            after=None if row.proves else hooks,
+        )
+    return machine
+
+
+_MACHINE = _build()
+
+_ROWS: dict[tuple[str, str], tuple[Transition, ...]] = {
+    (trigger, state.value): rows
+    for trigger in TRIGGERS
+    for state in State
+    if (rows := tuple(row for row in TRANSITIONS if (row.trigger, row.source) == (trigger, state)))
+}
+
+
+def is_declared(model: LifecycleModel, trigger: str) -> bool:
+    """Whether the table has a row for this trigger in the model's state, whatever its guards say."""
+    return (trigger, model._state) in _ROWS  # noqa: SLF001 - the machine's own attribute
+
+
+def require_declared(model: LifecycleModel, trigger: str) -> None:
+    """Refuse a trigger that the table does not have in the model's state.
+
+    Raises:
+        ContractError: names the state and what is possible in it.
+    """
+    if is_declared(model, trigger):
+        return
+    state = model._state  # noqa: SLF001 - the machine's own attribute
+    possible = [name for name in TRIGGERS if (name, state) in _ROWS and name not in {"device_failed", "drain_failed"}]
+    raise ContractError(
+        f"{trigger} is not possible in state {state!r}; possible there: {', '.join(possible) or 'nothing'}"
+    )
+
+
+def fire(model: LifecycleModel, trigger: str) -> None:
+    """Run one transition, whole. Returns only if it happened.
+
+    Raises:
+        ContractError: the table has no such row here, or a guard refused. Nothing has changed.
+        DeviceError: an enqueue hook raised; `device_failed` has fired. A `BaseException` that is no `Exception` is
+            re-raised as it came instead.
+        DrainFailed: a prove hook failed; `drain_failed` has fired where the table has it for this state.
+        InvariantError: something else raised inside the transition; `device_failed` has fired.
+    """
+    require_declared(model, trigger)
+    state = model._state  # noqa: SLF001 - the machine's own attribute
+    try:
+        moved = _trigger(model, trigger)
+    except _HookFailed as failure:
+        _account_for(model, failure)
+    except BaseException as cause:
+        if is_declared(model, "device_failed"):
+            _trigger(model, "device_failed")
+        if isinstance(cause, Exception):
+            raise InvariantError(f"{trigger} in state {state!r} raised {cause!r}; please report this") from cause
+        raise
+    else:
+        if not moved:
+            reasons = [
+                guard.refusal
+                for row in _ROWS[trigger, state]
+                for guard in row.guards
+                if not getattr(model, guard.name)()
+            ]
+            raise ContractError(f"{trigger} is refused in state {state!r}: {reasons[0]}")
+
+
+def _account_for(model: LifecycleModel, failure: _HookFailed) -> None:
+    """Move on after a failed hook, once its trigger has unwound, and tell the caller."""
+    cause = failure.cause
+    if failure.hook.kind is HookKind.PROVE:
+        if is_declared(model, "drain_failed"):
+            _trigger(model, "drain_failed")
+        raise DrainFailed(cause) from (cause if isinstance(cause, BaseException) else None)
+    _trigger(model, "device_failed")
+    if isinstance(cause, BaseException) and not isinstance(cause, Exception):
+        raise cause
+    error = DeviceError(f"{failure.hook.name} failed while it was enqueued: {cause!r}; finish or abandon the request")
+    raise error from (cause if isinstance(cause, BaseException) else None)
+
+
+def _trigger(model: LifecycleModel, trigger: str) -> Any:
+    return _MACHINE.events[trigger].trigger(model)
