@@ -1,0 +1,187 @@
+"""The seam between the coordinator and the device: the `DeviceOps` protocol and what its ops are told.
+
+Every touch of the device is one of these ops, so the whole device can be replaced, wrapped, delayed or made to fail.
+Implementations are duck-typed and never `isinstance`-checked.
+
+Four rules hold for every op that takes a stream:
+
+- It *enqueues*. When it returns, the work is in stream order but not proven complete; `synchronize` proves it.
+- Its host arguments (arrays, jobs, the table's changed rows) are read before it returns. The caller may change or free
+  them at once, whatever the stream is still doing.
+- Its device arguments must live until a later `synchronize` on that stream has succeeded.
+- Arguments are checked before anything is enqueued: a `ContractError` has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxcache.config import DTYPE_BYTES
+from ctxcache.errors import ContractError
+
+if TYPE_CHECKING:
+    from ctxcache.device.caches import HybridCacheManager
+    from ctxcache.device.page_table import KVPageTable, PageTableUpload
+    from ctxcache.device.snapshots import HybridSnapshotStorage
+
+StreamSynchronizer: TypeAlias = Callable[[Any], int | None]
+"""Waits for a stream. `None` or `0` says that it is idle; any other value, or an exception, is a failed drain."""
+
+ABSENT = -1
+"""Stands in `SnapshotJobs` for a snapshot slot or a page that the job does not have."""
+
+Int32s: TypeAlias = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SnapshotJobs:
+    """What `restore` and `capture` move, one entry per sequence. Every field is `int32[n]`; `-1` where absent.
+
+    Job `i` moves the recurrent and convolution state of slot `slots[i]` to or from recurrent snapshot
+    `recurrent_snapshot_slots[i]`, and the first `num_tokens[i]` tokens of page `base_pages[i]` (and of `draft_pages[i]`
+    in a deployment whose snapshots hold draft pages) to or from partial-KV snapshot `partial_kv_snapshot_slots[i]`, in K
+    and V of every attention layer. Either half is left out where its snapshot slot is -1.
+
+    Attributes:
+        slots: the sequence's row in the batch.
+        recurrent_snapshot_slots: the snapshot of its recurrent state.
+        partial_kv_snapshot_slots: the snapshot of its partly filled page.
+        base_pages: the private base page at the boundary.
+        draft_pages: the private draft page at the boundary (MTP).
+        num_tokens: tokens of the boundary page that are valid, `0 .. tokens_per_page`.
+    """
+
+    slots: Int32s
+    recurrent_snapshot_slots: Int32s
+    partial_kv_snapshot_slots: Int32s
+    base_pages: Int32s
+    draft_pages: Int32s
+    num_tokens: Int32s
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+class DeviceOps(Protocol):
+    """All device work of the coordinator. See the module's docstring for what every op promises."""
+
+    def operation(self, name: str) -> None:
+        """Hear which coordinator operation the following calls belong to.
+
+        Plain implementations do nothing. Wrappers name fault points with it: `<operation>.<op>[.<n>]`.
+        """
+
+    def allocate(self, shape: tuple[int, ...], dtype: str | np.dtype[Any]) -> Any:
+        """Return a new C-contiguous device array, zero-filled.
+
+        Args:
+            shape: elements along each axis.
+            dtype: a NumPy dtype or one of the names in `DTYPE_BYTES`; bfloat16 is kept as uint16 and fp8 as uint8.
+        """
+
+    def to_host(self, array: Any) -> NDArray[Any]:
+        """Return a host copy of a device array. The caller has synchronised the stream that wrote it."""
+
+    def to_device(self, array: Any, host: NDArray[Any]) -> None:
+        """Overwrite a device array with a host array of the same shape and dtype, and wait for it."""
+
+    def upload_rows(self, table: KVPageTable | PageTableUpload, stream: Any) -> None:
+        """Bring the device view of a page table up to date with its host rows; only changed entries move.
+
+        A table without changes costs no device call. `InvariantError` when a changed row holds an id out of range
+        or a live id after a -1; the device view is then as before.
+        """
+
+    def reset_lengths(self, cache: HybridCacheManager, reuse_lengths: Int32s, stream: Any) -> None:
+        """Set `kv_lengths[i]` to `reuse_lengths[i]` for each of the `n` new sequences; the rest become 0.
+
+        Also sets `cache.active_batch_size` to `n`.
+        """
+
+    def zero_recurrent(self, cache: HybridCacheManager, slots: Int32s, stream: Any) -> None:
+        """Fill recurrent and convolution state of the given (unique) slots with zero bytes, in every layer."""
+
+    def restore(self, storage: HybridSnapshotStorage, jobs: SnapshotJobs, stream: Any) -> None:
+        """Copy snapshots to slot state and private pages, all jobs and layers together."""
+
+    def capture(self, storage: HybridSnapshotStorage, jobs: SnapshotJobs, stream: Any) -> None:
+        """Copy slot state and private pages to snapshots, all jobs and layers together."""
+
+    def upload_mapping(self, mapping: Int32s, device_mapping: Any, stream: Any) -> None:
+        """Copy `int32[n]` old-to-new slots into the first `n` entries of a device int32 array of the caller's."""
+
+    def compact_slot_state(
+        self, cache: HybridCacheManager, mapping: Any, old_batch: int, new_batch: int, stream: Any
+    ) -> None:
+        """Move lengths, recurrent and convolution state of slot `i` to slot `mapping[i]`, in place. No page moves.
+
+        Also sets `cache.active_batch_size` to `new_batch`. Slots from `new_batch` on are undefined afterwards.
+
+        Args:
+            cache: the pools whose slots move.
+            mapping: device int32 array of at least `old_batch` entries, as `upload_mapping` left it: -1 retires a
+                slot, survivors keep their order and fill `0 .. new_batch-1`. Its content is on the device and is not
+                checked here.
+            old_batch: slots before.
+            new_batch: slots after.
+            stream: where to enqueue.
+        """
+
+    def capture_boundary_hidden(
+        self, storage: HybridSnapshotStorage, snapshot_slot: int, hidden_states: Any, slot: int, row: int, stream: Any
+    ) -> None:
+        """Copy `hidden_states[slot, row]` (`[batch, rows, hidden_size]` on the device) into a recurrent snapshot."""
+
+    def restore_boundary_hidden(
+        self, storage: HybridSnapshotStorage, snapshot_slot: int, hidden_states: Any, slot: int, row: int, stream: Any
+    ) -> None:
+        """Copy the hidden row of a recurrent snapshot to `hidden_states[slot, row]`."""
+
+    def synchronize(self, stream: Any, synchronizer: StreamSynchronizer | None) -> int | None:
+        """Drain once: call the synchroniser with the stream, or wait for the stream when there is none.
+
+        Returns:
+            What the synchroniser returned; `None` after a plain wait. The caller judges it; nothing is raised here
+            but what the synchroniser or the wait raises.
+        """
+
+
+class RuntimeDeviceOps(DeviceOps, Protocol):
+    """`DeviceOps` and what the conveniences of caches need on top. The coordinator never calls the addition."""
+
+    def advance_lengths(self, cache: HybridCacheManager, increment: Any, stream: Any) -> None:
+        """Add to the lengths of the active slots: one integer for all, or a device int32 array with one each."""
+
+
+def storage_dtype(dtype: str | np.dtype[Any]) -> np.dtype[Any]:
+    """Return the NumPy dtype that stores a dtype: bfloat16 as uint16, fp8 as uint8, NumPy's own as themselves."""
+    if not isinstance(dtype, str):
+        return np.dtype(dtype)
+    if dtype.startswith(("bfloat", "float8")):
+        return np.dtype({1: np.uint8, 2: np.uint16}[DTYPE_BYTES[dtype]])
+    return np.dtype(dtype)
+
+
+def as_int32s(name: str, values: Any) -> Int32s:
+    """Return a C-contiguous `int32[n]` of host integers; an int32 array is returned as it is.
+
+    Raises:
+        ContractError: not one-dimensional, not integers, or out of int32's range.
+    """
+    array = np.asarray(values)
+    if array.ndim == 1 and array.size == 0:
+        return np.empty(0, np.int32)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ContractError(
+            f"{name} has dtype {array.dtype} and shape {array.shape}; pass a one-dimensional run of integers"
+        )
+    if array.dtype != np.int32:
+        info = np.iinfo(np.int32)
+        if array.min() < info.min or array.max() > info.max:
+            raise ContractError(f"{name} holds {array.min()} .. {array.max()}; pass values in int32 range")
+    return np.ascontiguousarray(array, np.int32)
