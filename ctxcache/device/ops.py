@@ -67,6 +67,22 @@ class SnapshotJobs:
         return len(self.slots)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HiddenRow:
+    """One row of the base's hidden states: `hidden_states[slot, row]`.
+
+    Attributes:
+        hidden_states: device array `[batch, rows, hidden_size]`, of the base's `hidden_dtype` in size; each row is
+            contiguous. Borrowed.
+        slot: index of axis 0.
+        row: index of axis 1.
+    """
+
+    hidden_states: Any
+    slot: int
+    row: int
+
+
 class DeviceOps(Protocol):
     """All device work of the coordinator. See the module's docstring for what every op promises."""
 
@@ -133,14 +149,14 @@ class DeviceOps(Protocol):
         """
 
     def capture_boundary_hidden(
-        self, storage: HybridSnapshotStorage, snapshot_slot: int, hidden_states: Any, slot: int, row: int, stream: Any
+        self, storage: HybridSnapshotStorage, snapshot_slot: int, source: HiddenRow, stream: Any
     ) -> None:
-        """Copy `hidden_states[slot, row]` (`[batch, rows, hidden_size]` on the device) into a recurrent snapshot."""
+        """Copy one hidden row of the base into the recurrent snapshot `snapshot_slot` (MTP)."""
 
     def restore_boundary_hidden(
-        self, storage: HybridSnapshotStorage, snapshot_slot: int, hidden_states: Any, slot: int, row: int, stream: Any
+        self, storage: HybridSnapshotStorage, snapshot_slot: int, destination: HiddenRow, stream: Any
     ) -> None:
-        """Copy the hidden row of a recurrent snapshot to `hidden_states[slot, row]`."""
+        """Copy the hidden row of the recurrent snapshot `snapshot_slot` to where the runtime wants it (MTP)."""
 
     def synchronize(self, stream: Any, synchronizer: StreamSynchronizer | None) -> int | None:
         """Drain once: call the synchroniser with the stream, or wait for the stream when there is none.
