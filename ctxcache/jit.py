@@ -1,8 +1,9 @@
 """`njit` for the package: nogil, cached on disk where that is possible, and never stale.
 
 Numba's own cache looks at the file of the outermost function only, so an edited callee in another file goes
-unnoticed. Here the stamp covers every module of the package that may hold compiled code. Where neither the package
-folder nor the home folder can be written, functions are compiled in memory instead of failing at import.
+unnoticed. Here the stamp covers every module that may hold compiled code it can call: those of the package itself
+and those of the function's own folder. Where neither the package folder nor the home folder can be written, functions
+are compiled in memory instead of failing at import.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @cache
-def _package_stamp() -> tuple[tuple[str, int, int], ...]:
-    modules = sorted(Path(__file__).parent.glob("*.py"))
+def _package_stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    modules = sorted({*Path(__file__).parent.glob("*.py"), *folder.glob("*.py")})
     stats = ((module.name, module.stat()) for module in modules)
     return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
@@ -34,7 +35,7 @@ class _PackageCache(FunctionCache):  # type: ignore[no-untyped-call,misc,unused-
         self._cache_file = IndexDataCacheFile(  # type: ignore[no-untyped-call,unused-ignore]
             cache_path=self._cache_path,
             filename_base=self._impl.filename_base,
-            source_stamp=_package_stamp(),
+            source_stamp=_package_stamp(Path(function.__code__.co_filename).parent),
         )
 
 
