@@ -47,9 +47,10 @@ def _run_hook(hook: Hook) -> Callable[[transitions.EventData], None]:
     def run(event: transitions.EventData) -> None:
         try:
             code = getattr(event.model, name)()
+            succeeded = code is None or bool(code == 0)
         except BaseException as cause:
             raise _HookFailed(hook, cause) from cause
-        if code:
+        if not succeeded:
             raise _HookFailed(hook, code)
 
     return run

@@ -1,0 +1,68 @@
+"""The fault points of the lifecycle: every device touch by name, and where the request goes when it fails.
+
+Derived from the table alone. A hook that enqueues fails through `device_failed`; one that proves, through
+`drain_failed` where the table has it, and otherwise the request stays where it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ctxcache.errors import ContractError
+from ctxcache.fsm.states import State
+from ctxcache.fsm.table import TRANSITIONS, Hook, HookKind, Transition
+from ctxcache.ids import ContextCacheDeploymentKind
+
+_ENTERED = {(row.trigger, row.source): row.target for row in TRANSITIONS}
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPoint:
+    """One hook of one transition, as something that can fail.
+
+    Attributes:
+        name: `<operation>.<op>[.<role>]`; the same name may stand on several transitions.
+        transition: the row it stands on.
+        hook: the hook that fails.
+        kinds: deployments in which it exists.
+        fires: the trigger that accounts for the failure; empty where none is declared.
+        leads_to: the state of the request afterwards.
+    """
+
+    name: str
+    transition: Transition
+    hook: Hook
+    kinds: frozenset[ContextCacheDeploymentKind]
+    fires: str
+    leads_to: State
+
+
+def _fault_point(row: Transition, hook: Hook) -> FaultPoint:
+    state = row.source if row.proves else row.target
+    trigger = "drain_failed" if hook.kind is HookKind.PROVE else "device_failed"
+    target = _ENTERED.get((trigger, state))
+    return FaultPoint(
+        name=hook.fault_point(row.operation),
+        transition=row,
+        hook=hook,
+        kinds=row.kinds & hook.kinds,
+        fires="" if target is None else trigger,
+        leads_to=state if target is None else target,
+    )
+
+
+FAULTS: tuple[FaultPoint, ...] = tuple(_fault_point(row, hook) for row in TRANSITIONS for hook in row.hooks)
+"""Every hook of every transition, in the order of the table."""
+
+
+def fault_points(kind: ContextCacheDeploymentKind) -> tuple[str, ...]:
+    """Names of the device touches that a deployment of this kind can make, in the order of a request's life.
+
+    A name says `<operation>.<op>`, followed by `.draft` where the draft's resources are touched.
+
+    Raises:
+        ContractError: `kind` is no deployment kind.
+    """
+    if not isinstance(kind, ContextCacheDeploymentKind):
+        raise ContractError(f"fault_points got {kind!r}; pass a ContextCacheDeploymentKind member")
+    return tuple(dict.fromkeys(fault.name for fault in FAULTS if kind in fault.kinds))
