@@ -190,6 +190,8 @@ def as_int32s(name: str, values: Any) -> Int32s:
         ContractError: not one-dimensional, not integers, or out of int32's range.
     """
     array = np.asarray(values)
+    if array.dtype == np.int32 and array.ndim == 1 and array.flags.c_contiguous:
+        return array
     if array.ndim == 1 and array.size == 0:
         return np.empty(0, np.int32)
     if array.ndim != 1 or array.dtype.kind not in "iu":

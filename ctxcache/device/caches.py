@@ -1,0 +1,287 @@
+"""The pools of one model: paged keys and values, and the state and lengths that are addressed by slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxcache.config import DTYPE_BYTES, EngineConfig
+from ctxcache.device.arrays import SIMULATOR, ArrayView, view_array
+from ctxcache.device.defaults import ops_or_default
+from ctxcache.device.ops import Int32s, RuntimeDeviceOps, as_int32s
+from ctxcache.device.ownership import Ownership
+from ctxcache.errors import ContractError, DeploymentError
+from ctxcache.ids import LayerType
+
+
+def kv_pool_shape(config: EngineConfig, attention_index: int) -> tuple[int, int, int, int, int]:
+    """Shape of the pool of one attention layer: `[2, num_pages, tokens_per_page, num_kv_heads, head_dim]`, K then V."""
+    layer = config.attention[attention_index]
+    return (2, config.num_pages, config.tokens_per_page, layer.num_kv_heads, layer.head_dim)
+
+
+def state_shapes(config: EngineConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of a recurrent layer's state `[max_batch, num_heads, head_dim, state_size]` and convolution state.
+
+    The convolution state is `[max_batch, conv_dim, conv_kernel]`. Both are empty for a model without recurrent layers.
+    """
+    layer = config.recurrent
+    if layer is None:
+        return (), ()
+    batch = config.max_batch_size
+    return (batch, layer.num_heads, layer.head_dim, layer.state_size), (batch, layer.conv_dim, layer.conv_kernel)
+
+
+class HybridCacheManager(Ownership):
+    """The device memory of one model's context: KV pools per attention layer, state per recurrent layer, lengths.
+
+    Attributes:
+        config: the engine's geometry.
+        stream: the stream that it was built for. Borrowed.
+        device_ops: the ops that allocated it; used by the convenience methods.
+        kv_lengths: device `int32[max_batch]`, tokens of each slot. The runtime advances them; the coordinator
+            only resets and compacts them.
+        active_batch_size: slots in use; host state, set by `reset_lengths` and `compact_slot_state`.
+        role: "base" or "draft"; names the cache's fault points.
+    """
+
+    def __init__(self, config: EngineConfig, stream: Any, *, device_ops: RuntimeDeviceOps | None = None) -> None:
+        ops = ops_or_default(device_ops)
+        state_shape, conv_shape = state_shapes(config)
+        pools = [ops.allocate(kv_pool_shape(config, i), config.kv_dtype) for i in range(config.num_attention_layers)]
+        states, convs = [], []
+        if config.recurrent is not None:
+            states = [ops.allocate(state_shape, config.recurrent.dtype) for _ in range(config.num_recurrent_layers)]
+            convs = [ops.allocate(conv_shape, config.recurrent.conv_dtype) for _ in range(config.num_recurrent_layers)]
+        self._set_up(config, stream, ops, (pools, states, convs))
+
+    @classmethod
+    def from_arrays(
+        cls,
+        config: EngineConfig,
+        *,
+        kv_pools: Sequence[Any] = (),
+        recurrent: Sequence[Any] = (),
+        conv: Sequence[Any] = (),
+        stream: Any = None,
+        device_ops: RuntimeDeviceOps | None = None,
+    ) -> Self:
+        """Borrow the arrays that a runtime owns. They are kept alive, never copied and never freed.
+
+        Args:
+            config: the engine's geometry, which the arrays must have.
+            kv_pools: one array per attention layer, in model order, of `kv_pool_shape`.
+            recurrent: one state array per recurrent layer, in model order, of `state_shapes`.
+            conv: one convolution state array per recurrent layer.
+            stream: the stream that the cache is used on.
+            device_ops: ops for the lengths and the convenience methods; `NumpyDeviceOps()` for host arrays.
+
+        Raises:
+            DeploymentError: a wrong number of arrays, or one of another shape, element size or device, one that has
+                gaps, or one that is read-only.
+        """
+        ops = ops_or_default(device_ops)
+        cache = cls.__new__(cls)
+        cache._set_up(config, stream, ops, (list(kv_pools), list(recurrent), list(conv)))  # noqa: SLF001 - its own
+        cache._check_borrowed()  # noqa: SLF001 - its own
+        return cache
+
+    def _set_up(
+        self,
+        config: EngineConfig,
+        stream: Any,
+        ops: RuntimeDeviceOps,
+        arrays: tuple[list[Any], list[Any], list[Any]],
+    ) -> None:
+        self.config = config
+        self.stream = stream
+        self.device_ops = ops
+        self.role = "base"
+        self.active_batch_size = 0
+        self._kv_pools, self._states, self._convs = arrays
+        of_type = {kind: [i for i, layer in enumerate(config.layers) if layer is kind] for kind in LayerType}
+        self._attention_index = {layer: i for i, layer in enumerate(of_type[LayerType.ATTENTION])}
+        self._recurrent_index = {layer: i for i, layer in enumerate(of_type[LayerType.RECURRENT])}
+        self.kv_lengths = ops.allocate((config.max_batch_size,), "int32")
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of every attention layer's pool; 0 for a model without attention layers."""
+        return self.config.num_pages if self._kv_pools else 0
+
+    @property
+    def max_batch(self) -> int:
+        """Slots."""
+        return self.config.max_batch_size
+
+    @property
+    def kv_pools(self) -> tuple[Any, ...]:
+        """The pools of the attention layers, in model order; a borrowed one is the very object that was lent."""
+        return tuple(self._kv_pools)
+
+    @property
+    def slot_arrays(self) -> tuple[Any, ...]:
+        """What the recurrent layers keep per slot: state and convolution state of each layer, in model order."""
+        return tuple(array for pair in zip(self._states, self._convs, strict=True) for array in pair)
+
+    def kv_pool(self, layer: int) -> Any:
+        """Return the pool of attention layer `layer` (absolute index), `[2, pages, P, heads, dim]`, K half first.
+
+        Raises:
+            ContractError: no attention layer stands there.
+        """
+        return self._kv_pools[self._index_of(layer, self._attention_index, "an attention")]
+
+    def recurrent_state(self, layer: int) -> Any:
+        """Return the state of recurrent layer `layer` (absolute index), `[max_batch, heads, dim, state]`, by slot.
+
+        Raises:
+            ContractError: no recurrent layer stands there.
+        """
+        return self._states[self._index_of(layer, self._recurrent_index, "a recurrent")]
+
+    def conv_state(self, layer: int) -> Any:
+        """Return the convolution state of recurrent layer `layer`, `[max_batch, conv_dim, conv_kernel]`, by slot.
+
+        Raises:
+            ContractError: no recurrent layer stands there.
+        """
+        return self._convs[self._index_of(layer, self._recurrent_index, "a recurrent")]
+
+    def reset_for_new_sequences(self, reuse_lengths: Sequence[int] | NDArray[Any], stream: Any) -> None:
+        """Enqueue new lengths, one per sequence of the new batch. See `DeviceOps.reset_lengths`."""
+        self.device_ops.reset_lengths(self, as_int32s("reuse_lengths", reuse_lengths), stream)
+
+    def commit_sequence_length(self, increment: Any, stream: Any) -> None:
+        """Enqueue an advance of the active slots' lengths: for the runtime, after a step.
+
+        Args:
+            increment: tokens; one integer for all slots, or a device int32 array with one per active slot.
+            stream: where to enqueue.
+
+        Raises:
+            ContractError: an array that is too short or not int32.
+        """
+        self.device_ops.advance_lengths(self, increment, stream)
+
+    def compact_batch_slot_state(self, mapping: Any, old_batch: int, new_batch: int, stream: Any) -> None:
+        """Enqueue the move of all slot state to new slots. See `DeviceOps.compact_slot_state`.
+
+        Args:
+            mapping: old-to-new slots: a device int32 array of at least `old_batch` entries, or a host list or NumPy
+                array, which is checked and uploaded.
+            old_batch: slots before.
+            new_batch: slots after.
+            stream: where to enqueue.
+
+        Raises:
+            ContractError: batch sizes or a host mapping that no compaction can have.
+        """
+        if isinstance(mapping, np.ndarray):
+            mapping = mapping[:old_batch].tolist()
+        if isinstance(mapping, (list, tuple)):
+            checked = check_mapping(mapping, old_batch, new_batch)
+            # Kept until the next call: the array must outlive the enqueued move.
+            self._own_mapping = self.device_ops.allocate((max(old_batch, 1),), "int32")
+            mapping = self._own_mapping
+            self.device_ops.upload_mapping(checked, mapping, stream)
+        self.device_ops.compact_slot_state(self, mapping, old_batch, new_batch, stream)
+
+    @staticmethod
+    def _index_of(layer: int, index: dict[int, int], what: str) -> int:
+        if layer not in index:
+            raise ContractError(f"layer {layer} is not {what} layer; those are {sorted(index)}")
+        return index[layer]
+
+    def _check_borrowed(self) -> None:
+        config, recurrent = self.config, self.config.recurrent
+        state_shape, conv_shape = state_shapes(config)
+        home = view_array(self.kv_lengths)
+        groups: list[tuple[str, list[Any], list[tuple[int, ...]], str]] = [
+            (
+                "kv_pools",
+                self._kv_pools,
+                [kv_pool_shape(config, i) for i in range(len(config.attention))],
+                config.kv_dtype,
+            )
+        ]
+        num_recurrent = config.num_recurrent_layers
+        state_dtype, conv_dtype = (recurrent.dtype, recurrent.conv_dtype) if recurrent else ("float32", "float32")
+        groups += [
+            ("recurrent", self._states, [state_shape] * num_recurrent, state_dtype),
+            ("conv", self._convs, [conv_shape] * num_recurrent, conv_dtype),
+        ]
+        for name, arrays, shapes, dtype in groups:
+            if len(arrays) != len(shapes):
+                raise DeploymentError(f"{name} has {len(arrays)} arrays for {len(shapes)} layers; lend one per layer")
+            for i, (array, shape) in enumerate(zip(arrays, shapes, strict=True)):
+                try:
+                    view = view_array(array)
+                except ContractError as error:
+                    raise DeploymentError(f"{name}[{i}]: {error}") from error
+                _check_lent(f"{name}[{i}]", view, shape, dtype, home)
+
+
+def check_mapping(mapping: Any, old_batch: int, new_batch: int) -> Int32s:
+    """Check an order-preserving compaction and return it as `int32[old_batch]`.
+
+    Args:
+        mapping: the new slot of each old slot, or -1 for one that retires.
+        old_batch: slots before; the mapping has as many entries.
+        new_batch: slots after.
+
+    Raises:
+        ContractError: a wrong number of entries, or survivors that do not fill `0 .. new_batch-1` in order.
+    """
+    entries = as_int32s("mapping", mapping)
+    if len(entries) != old_batch:
+        raise ContractError(f"the mapping has {len(entries)} entries for {old_batch} slots; give one per slot")
+    survivors = entries[entries != -1]
+    if not np.array_equal(survivors, np.arange(new_batch)):
+        raise ContractError(
+            f"the mapping sends survivors to {survivors.tolist()}; they keep their order and fill "
+            f"0 .. {new_batch - 1} exactly, and -1 retires a slot"
+        )
+    return entries
+
+
+def check_batches(cache: HybridCacheManager, old_batch: int, new_batch: int) -> None:
+    """Check the batch sizes of a compaction: `0 <= new_batch <= old_batch <= max_batch`, or `ContractError`."""
+    if not 0 <= new_batch <= old_batch <= cache.max_batch:
+        raise ContractError(
+            f"compaction from {old_batch} to {new_batch} slots; sizes obey 0 <= new <= old <= {cache.max_batch}"
+        )
+
+
+def check_lengths(cache: HybridCacheManager, reuse_lengths: Any) -> Int32s:
+    """Check the lengths of a new batch and return them as `int32[n]`; `ContractError` if too many or negative."""
+    lengths = as_int32s("reuse_lengths", reuse_lengths)
+    if len(lengths) > cache.max_batch:
+        raise ContractError(f"there are {len(lengths)} reuse lengths; the cache has {cache.max_batch} slots")
+    if lengths.size and lengths.min() < 0:
+        raise ContractError(f"reuse_lengths hold {lengths.min()}; a length is at least 0")
+    return lengths
+
+
+def _check_lent(name: str, array: ArrayView, shape: tuple[int, ...], dtype: str, home: ArrayView) -> None:
+    if array.shape != shape:
+        raise DeploymentError(f"{name} has shape {array.shape}; the engine's is {shape}")
+    if array.itemsize != DTYPE_BYTES[dtype]:
+        raise DeploymentError(
+            f"{name} has elements of {array.itemsize} bytes; {dtype} has {DTYPE_BYTES[dtype]}, as the engine says"
+        )
+    if not array.is_contiguous:
+        raise DeploymentError(f"{name} has strides {array.strides}; lend a C-contiguous array without gaps")
+    if array.readonly:
+        raise DeploymentError(f"{name} is read-only; lend an array that may be written")
+    if home.place == SIMULATOR:
+        return
+    if array.place != home.place or (array.device >= 0 <= home.device and array.device != home.device):
+        raise DeploymentError(
+            f"{name} lies on {array.place} {max(array.device, 0)} and the device ops work on {home.place} "
+            f"{max(home.device, 0)}; lend an array of that device, or pass the device_ops of its place "
+            "(NumpyDeviceOps() for host arrays)"
+        )

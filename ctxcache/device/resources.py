@@ -1,0 +1,94 @@
+"""The physical resources of a coordinator, and the check that they fit the deployment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from ctxcache.config import DeploymentConfig, EngineConfig, validate_context_cache_deployment
+from ctxcache.device.caches import HybridCacheManager
+from ctxcache.device.page_table import KVPageTable
+from ctxcache.errors import DeploymentError
+from ctxcache.ids import ContextCacheDeploymentKind
+
+DRAFT_KINDS = (ContextCacheDeploymentKind.EAGLE, ContextCacheDeploymentKind.HYBRID_MTP)
+"""Deployments whose draft model has pages of its own."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ContextCachePhysicalResources:
+    """Pools and page tables, allocated or borrowed before the coordinator is built; they outlive it.
+
+    Attributes:
+        base_cache: pools of the base engine.
+        base_page_table: its page table; unused and unchecked for `PURE_RECURRENT`, where it may be `None`.
+        draft_cache: pools of the draft engine, exactly for `EAGLE` and `HYBRID_MTP`.
+        draft_page_table: its page table, likewise.
+    """
+
+    base_cache: HybridCacheManager
+    base_page_table: KVPageTable | None
+    draft_cache: HybridCacheManager | None = None
+    draft_page_table: KVPageTable | None = None
+
+
+def check_resources(
+    deployment: DeploymentConfig, kind: ContextCacheDeploymentKind, resources: ContextCachePhysicalResources
+) -> None:
+    """Check that kind, deployment, pools and tables agree. Binds and changes nothing.
+
+    Raises:
+        DeploymentError: naming both sides of the first disagreement, and what would mend it.
+    """
+    actual = validate_context_cache_deployment(deployment)
+    if kind is not actual:
+        raise DeploymentError(
+            f"the deployment is {actual.name} and the coordinator is built for {kind.name}; pass that"
+        )
+    _check_cache("base", deployment.base, resources.base_cache)
+    if kind is not ContextCacheDeploymentKind.PURE_RECURRENT:
+        _check_table("base", deployment.base, resources.base_page_table)
+    drafts = {"draft_cache": resources.draft_cache, "draft_page_table": resources.draft_page_table}
+    if kind not in DRAFT_KINDS:
+        for name, resource in drafts.items():
+            if resource is not None:
+                raise DeploymentError(f"there is a {name} and {kind.name} has no draft pages; leave it at None")
+        return
+    for name, resource in drafts.items():
+        if resource is None:
+            raise DeploymentError(f"{kind.name} pairs base and draft pages and {name} is None; pass it")
+    assert deployment.draft is not None  # noqa: S101 - validated above
+    assert resources.draft_cache is not None  # noqa: S101 - checked above
+    _check_cache("draft", deployment.draft, resources.draft_cache)
+    _check_table("draft", deployment.draft, resources.draft_page_table)
+    if resources.draft_cache is resources.base_cache or resources.draft_page_table is resources.base_page_table:
+        raise DeploymentError("base and draft share a cache or a page table; each engine needs its own")
+
+
+def _check_cache(role: str, engine: EngineConfig, cache: HybridCacheManager) -> None:
+    for field in fields(EngineConfig):
+        wanted, found = getattr(engine, field.name), getattr(cache.config, field.name)
+        if found != wanted:
+            raise DeploymentError(
+                f"the {role} cache was built with {field.name} {found!r} and the deployment's {role} engine says "
+                f"{wanted!r}; build both from one EngineConfig"
+            )
+    if engine.num_attention_layers and engine.num_pages < engine.pages_per_sequence:
+        raise DeploymentError(
+            f"the {role} pool has {engine.num_pages} pages and the longest sequence needs {engine.pages_per_sequence}; "
+            "give at least that many"
+        )
+
+
+def _check_table(role: str, engine: EngineConfig, table: KVPageTable | None) -> None:
+    if table is None:
+        raise DeploymentError(f"the {role} engine has attention layers and no page table; pass a KVPageTable")
+    agreements = (
+        ("num_pages", table.num_pages, engine.num_pages),
+        ("max_batch", table.max_batch, engine.max_batch_size),
+        ("max_pages_per_seq", table.max_pages_per_seq, engine.pages_per_sequence),
+    )
+    for name, found, wanted in agreements:
+        if found != wanted:
+            raise DeploymentError(
+                f"the {role} page table has {name} {found} and the {role} engine needs {wanted}; build it with that"
+            )
