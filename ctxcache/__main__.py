@@ -1,0 +1,7 @@
+"""`python -m ctxcache`."""
+
+import sys
+
+from ctxcache.cli import main
+
+sys.exit(main())

@@ -1,0 +1,5 @@
+"""The command line: `ctxcache`, also `python -m ctxcache`."""
+
+from ctxcache.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,145 @@
+"""Arguments, exit codes, and how errors are told.
+
+Exit status: 0 done; 1 it could not be done, or the doctor found something to mend; 2 wrong arguments. A reader that
+closes the pipe early has what it wanted: that is 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+from ctxcache.cli import commands
+from ctxcache.errors import ContextCacheError, ContractError
+from ctxcache.fsm import FORMATS, VIEWS
+from ctxcache.fsm.diagram import Format
+from ctxcache.ids import ContextCacheDeploymentKind
+
+DONE = 0
+FAILED = 1
+WRONG_ARGUMENTS = 2
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: those of the command line when `None`.
+
+    Returns:
+        The exit status.
+    """
+    _stand_in_for_closed_streams()
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()
+        return DONE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except ContractError as error:
+        return _complain(error, WRONG_ARGUMENTS)
+    except (ContextCacheError, OSError) as error:
+        _discard_output()
+        return _complain(error, FAILED)
+    return status
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    parser = _parser()
+    try:
+        options = parser.parse_args(arguments)
+    except SystemExit as stop:  # argparse has said why
+        return stop.code if isinstance(stop.code, int) else WRONG_ARGUMENTS
+    command = options.command
+    if command == "diagram":
+        chosen: Format = "json" if options.json else options.format
+        commands.diagram(chosen, options.view, options.output)
+        return DONE
+    if command == "faults":
+        kind = None if options.kind is None else ContextCacheDeploymentKind(options.kind)
+        commands.faults(kind, as_json=options.json)
+        return DONE
+    return FAILED if commands.doctor(as_json=options.json) else DONE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ctxcache",
+        description="A context cache coordinator for LLM runtimes.",
+        epilog="Exit status: 0 done, 1 failed or something to mend, 2 wrong arguments.",
+    )
+    parser.add_argument("--version", action="version", version=f"ctxcache {_version()}")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    diagram = subparsers.add_parser(
+        "diagram",
+        help="export the lifecycle's state machine",
+        description="Export the state machine that every request goes through, drawn from its declaration.",
+    )
+    form = diagram.add_mutually_exclusive_group()
+    form.add_argument(
+        "--format", choices=FORMATS, default="mermaid", help="default: mermaid; svg and png need Graphviz's `dot`"
+    )
+    form.add_argument("--json", action="store_true", help="the same as --format json")
+    diagram.add_argument(
+        "--view",
+        choices=VIEWS,
+        default="lifecycle",
+        help="lifecycle: states, triggers, guards, hooks (default); faults: where each fault point leads",
+    )
+    diagram.add_argument("--output", metavar="FILE", type=Path, help="write there instead of to standard output")
+
+    faults = subparsers.add_parser(
+        "faults",
+        help="list the fault points",
+        description="List every device touch that can be made to fail, and where a request goes when it does.",
+    )
+    faults.add_argument(
+        "--kind", choices=[kind.value for kind in ContextCacheDeploymentKind], help="one deployment kind; default: all"
+    )
+    faults.add_argument("--json", action="store_true", help="print JSON")
+
+    doctor = subparsers.add_parser(
+        "doctor",
+        help="say what is installed, GPU or simulator, and what to do about it",
+        description="Look at everything that the library stands on, and say how to mend what is missing or wrong.",
+    )
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _version() -> str:
+    try:
+        return metadata.version("ctxcache")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _complain(error: Exception, status: int) -> int:
+    sys.stderr.write(f"ctxcache: error: {error}\n")
+    return status
+
+
+def _stand_in_for_closed_streams() -> None:
+    """Python leaves `None` where the shell closed a stream."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
+
+
+def _discard_output() -> None:
+    """Keep the interpreter from failing again when it flushes what could not be written."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)
