@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from ctxcache.ids import ResourceType
+
+if TYPE_CHECKING:
+    from ctxcache.manager import ContextCacheManager
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +64,42 @@ class ContextCacheMetrics:
     draft_kv_pages: PoolOccupancy
     recurrent_snapshots: PoolOccupancy
     partial_kv_snapshots: PoolOccupancy
+
+
+@dataclass(slots=True)
+class CoordinatorCounters:
+    """The counters that the coordinator itself keeps; see `ContextCacheMetrics` for what each counts."""
+
+    admitted_sequences: int = 0
+    hit_sequences: int = 0
+    media_aware_sequences: int = 0
+    lookup_bypass_sequences: int = 0
+    forced_cold_sequences: int = 0
+    standard_plans: int = 0
+    no_reusable_prefix_plans: int = 0
+    full_input_rewind_plans: int = 0
+    matched_tokens: int = 0
+    reused_tokens: int = 0
+    hybrid_restores: int = 0
+    hybrid_snapshot_pressure_skips: int = 0
+    hybrid_capture_synchronizations: int = 0
+    spec_full_page_replays: int = 0
+    planning_nanoseconds: int = 0
+    drains: int = 0
+    failed_drains: int = 0
+    quarantines: int = 0
+
+
+def snapshot(counters: CoordinatorCounters, manager: ContextCacheManager) -> ContextCacheMetrics:
+    """Put the coordinator's counters, the manager's, and the present occupancy together."""
+    managed = asdict(manager.counters())
+    return ContextCacheMetrics(
+        **asdict(counters),
+        **managed,
+        published_endpoints=managed["committed_publications"] + managed["existing_publications"],
+        current_records=len(manager.records),
+        base_kv_pages=manager.pool(ResourceType.BASE_KV_PAGE),
+        draft_kv_pages=manager.pool(ResourceType.DRAFT_KV_PAGE),
+        recurrent_snapshots=manager.pool(ResourceType.RECURRENT_SNAPSHOT),
+        partial_kv_snapshots=manager.pool(ResourceType.PARTIAL_KV_SNAPSHOT),
+    )

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxcache.device import page_rows
+from ctxcache.device.arrays import view_array
 from ctxcache.device.defaults import ops_or_default
 from ctxcache.device.ops import Int32s, RuntimeDeviceOps, as_int32s
 from ctxcache.device.ownership import Ownership
@@ -24,6 +25,7 @@ class PageTableUpload:
 
     Attributes:
         kernel_view: the table's device view.
+        view_address: where the view lies.
         max_pages_per_seq: columns of a row.
         num_pages: the distance between a K page id and its V page id.
         role: the table's role.
@@ -33,6 +35,7 @@ class PageTableUpload:
         self._table = table
         self._entries = entries
         self.kernel_view = table.kernel_view
+        self.view_address = table.view_address
         self.max_pages_per_seq = table.max_pages_per_seq
         self.num_pages = table.num_pages
         self.role = table.role
@@ -42,8 +45,8 @@ class PageTableUpload:
         return len(self._entries)
 
     def write_changes(self, out: Int32s) -> None:
-        """Write the entries, `(row * max_pages_per_seq + column, page id)`, to `out int32[n, 2]`, once."""
-        out[:] = self._entries
+        """Write the entries, `(row * max_pages_per_seq + column, page id)`, to `out int32[m, 2]`, `m >= n`, once."""
+        out[: len(self._entries)] = self._entries
         self._entries = self._entries[:0]
 
     def forget_device_rows(self) -> None:
@@ -64,6 +67,7 @@ class KVPageTable(Ownership):
         kernel_view: device array `int32[max_batch, 2, max_pages_per_seq]`, K half first, V half second, with
             `v = k + num_pages` and -1 where there is no page. Owned by the table, allocated once; its address
             does not change. All -1 until the first upload.
+        view_address: where the view lies.
         device_ops: the ops that allocated the view; used by `upload`.
         role: "base" or "draft"; names the table's fault points.
     """
@@ -94,6 +98,7 @@ class KVPageTable(Ownership):
         self._is_identity = False
         view_shape = (max_batch, 2, max_pages_per_seq)
         self.kernel_view = self.device_ops.allocate(view_shape, "int32")
+        self.view_address = view_array(self.kernel_view).address
         self.device_ops.to_device(self.kernel_view, np.full(view_shape, page_rows.UNUSED, np.int32))
 
     @property
@@ -266,10 +271,10 @@ class KVPageTable(Ownership):
         return count
 
     def write_changes(self, out: Int32s) -> None:
-        """Write the changed entries to `out int32[n, 2]` and count them as uploaded. For device ops.
+        """Write the changed entries to `out int32[m, 2]` and count them as uploaded. For device ops.
 
         Args:
-            out: C-contiguous, as long as `count_changes` just said; entries are
+            out: C-contiguous, at least as long as `count_changes` just said; entries are
                 `(row * max_pages_per_seq + column, page id)`.
         """
         page_rows.write_changes(self._rows, self._mirror, self._dirty, out)

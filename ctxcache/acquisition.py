@@ -1,0 +1,197 @@
+"""From checked sequences to leases: hash, plan, acquire, and one cold retry; the whole batch or nothing."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from ctxcache.admission import ContextCacheBatchAdmission, DecodingKvHeadroom
+from ctxcache.batch import AcquiredSequence
+from ctxcache.errors import ContractError
+from ctxcache.hashing import KeyHasher, SequenceKeys
+from ctxcache.ids import (
+    AcquireStatus,
+    ContextCacheDeploymentKind,
+    ContextCacheLookupPolicy,
+    ReusePlanKind,
+    SpecReplayMode,
+)
+from ctxcache.intake import SequenceIntake
+from ctxcache.manager import ContextCacheManager
+from ctxcache.metrics import CoordinatorCounters
+from ctxcache.modes import STEP_RULES, runs_cold
+from ctxcache.outcomes import AcquireResult, HybridCheckpointKey, MatchResult, ReusePlan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Acquisition:
+    """What a batch got: one acquired sequence a slot, and how many of them only fitted cold."""
+
+    sequences: list[AcquiredSequence]
+    forced_cold: int
+
+
+class Acquirer:
+    """Turns admissions into leases. Counts nothing but the time it took until the whole batch is in."""
+
+    def __init__(
+        self,
+        manager: ContextCacheManager,
+        hasher: KeyHasher,
+        counters: CoordinatorCounters,
+        *,
+        has_checkpoints: bool,
+    ) -> None:
+        self._manager = manager
+        self._has_checkpoints = has_checkpoints
+        self._hasher = hasher
+        self._counters = counters
+
+    def acquire(
+        self,
+        admission: ContextCacheBatchAdmission,
+        intakes: list[SequenceIntake],
+        headroom: DecodingKvHeadroom,
+        lookup_policy: ContextCacheLookupPolicy,
+    ) -> Acquisition | None:
+        """Acquire every sequence in order; `None` when one does not fit, and then none is held."""
+        started = time.perf_counter_ns()
+        acquired: list[AcquiredSequence] = []
+        forced_cold = 0
+        complete = False
+        try:
+            for intake in intakes:
+                keys, plan = self.plan(admission, intake, headroom, lookup_policy)
+                result, was_forced = self._acquire_one(admission, intake, keys, plan, headroom)
+                if result.lease is None:
+                    return None
+                acquired.append(AcquiredSequence(intake, keys, result.plan, result.lease))
+                forced_cold += was_forced
+            complete = True
+        finally:
+            if not complete:
+                for sequence in reversed(acquired):
+                    self._manager.release(sequence.lease)
+            self._counters.planning_nanoseconds += time.perf_counter_ns() - started
+        return Acquisition(acquired, forced_cold)
+
+    def plan(
+        self,
+        admission: ContextCacheBatchAdmission,
+        intake: SequenceIntake,
+        headroom: DecodingKvHeadroom,
+        lookup_policy: ContextCacheLookupPolicy,
+    ) -> tuple[SequenceKeys, ReusePlan]:
+        """Hash one sequence, unless it bypasses the cache, and plan what it could reuse. Changes nothing."""
+        keys = self._hasher.start(intake.extras)
+        bypass = lookup_policy is ContextCacheLookupPolicy.BYPASS
+        if not bypass:
+            keys.extend(intake.tokens, intake.media)
+        return keys, self._plan(admission, intake, keys, headroom, bypass=bypass)
+
+    def _plan(
+        self,
+        admission: ContextCacheBatchAdmission,
+        intake: SequenceIntake,
+        keys: SequenceKeys,
+        headroom: DecodingKvHeadroom,
+        *,
+        bypass: bool,
+    ) -> ReusePlan:
+        return self._manager.plan(
+            keys.full_block_keys,
+            intake.tokens.size,
+            mode=admission.execution_mode,
+            base_extra_tokens=headroom.base_extra_tokens,
+            draft_extra_tokens=headroom.draft_extra_tokens,
+            bypass=bypass,
+            exact_keys=() if bypass else self.checkpoint_keys(intake, keys),
+        )
+
+    def checkpoint_keys(self, intake: SequenceIntake, keys: SequenceKeys) -> list[HybridCheckpointKey]:
+        """Return exact-prefix keys of the lengths at which this input could meet a checkpoint."""
+        if not self._has_checkpoints:
+            return []
+        lengths = self._manager.candidate_checkpoint_lengths(keys.full_block_keys, intake.tokens.size)
+        return [
+            HybridCheckpointKey(keys.exact_key(intake.tokens, intake.media, length), length)
+            for length in lengths.tolist()
+        ]
+
+    def _acquire_one(
+        self,
+        admission: ContextCacheBatchAdmission,
+        intake: SequenceIntake,
+        keys: SequenceKeys,
+        plan: ReusePlan,
+        headroom: DecodingKvHeadroom,
+    ) -> tuple[AcquireResult, bool]:
+        """Acquire by the plan; where a hit pins exactly what eviction would need, once more without it."""
+        result = self._manager.acquire(plan)
+        if result.status is AcquireStatus.INSUFFICIENT_CAPACITY and plan.reused_token_length > 0:
+            cold = self._plan(admission, intake, keys, headroom, bypass=True)
+            return self._manager.acquire(cold), True
+        return result, False
+
+    def match(
+        self, admission: ContextCacheBatchAdmission, intake: SequenceIntake, lookup_policy: ContextCacheLookupPolicy
+    ) -> MatchResult:
+        """Say how far one sequence matches, and what stopped it. Changes nothing."""
+        keys = self._hasher.start(intake.extras)
+        keys.extend(intake.tokens, intake.media)
+        return self._manager.match(
+            keys.full_block_keys,
+            intake.tokens.size,
+            mode=admission.execution_mode,
+            bypass=lookup_policy is ContextCacheLookupPolicy.BYPASS,
+            exact_keys=self.checkpoint_keys(intake, keys),
+        )
+
+    def count(self, acquisition: Acquisition, lookup_policy: ContextCacheLookupPolicy) -> None:
+        """Move the admission counters for a batch that was admitted whole."""
+        counters = self._counters
+        counters.admitted_sequences += len(acquisition.sequences)
+        counters.forced_cold_sequences += acquisition.forced_cold
+        if lookup_policy is ContextCacheLookupPolicy.BYPASS:
+            counters.lookup_bypass_sequences += len(acquisition.sequences)
+        for sequence in acquisition.sequences:
+            plan = sequence.plan
+            counters.media_aware_sequences += sequence.intake.has_media
+            counters.hit_sequences += plan.matched_token_length > 0
+            counters.matched_tokens += plan.matched_token_length
+            counters.reused_tokens += plan.reused_token_length
+            counters.standard_plans += plan.kind is ReusePlanKind.STANDARD
+            counters.no_reusable_prefix_plans += plan.kind is ReusePlanKind.NO_REUSABLE_PREFIX
+            counters.full_input_rewind_plans += plan.kind is ReusePlanKind.FULL_INPUT_REWIND
+            counters.spec_full_page_replays += plan.spec_replay_mode is SpecReplayMode.FULL_PAGE
+
+
+def effective_lookup_policy(
+    admission: ContextCacheBatchAdmission, intakes: list[SequenceIntake], kind: ContextCacheDeploymentKind
+) -> ContextCacheLookupPolicy:
+    """Say whether a batch looks anything up: not when it drafts over media, nor in a mode that always runs cold."""
+    drafts_over_media = STEP_RULES[admission.execution_mode].speculative and any(intake.has_media for intake in intakes)
+    if drafts_over_media or runs_cold(kind, admission.execution_mode):
+        return ContextCacheLookupPolicy.BYPASS
+    return admission.lookup_policy
+
+
+def check_working_set(
+    intakes: list[SequenceIntake],
+    headroom: DecodingKvHeadroom,
+    tokens_per_page: int,
+    row_pages: int,
+    draft_row_pages: int,
+) -> None:
+    """Refuse a sequence whose first working set does not fit a page-table row."""
+    for index, intake in enumerate(intakes):
+        for side, extra, limit in (
+            ("base", headroom.base_extra_tokens, row_pages),
+            ("draft", headroom.draft_extra_tokens, draft_row_pages),
+        ):
+            pages = -(-(intake.tokens.size + extra) // tokens_per_page)
+            if pages > limit:
+                raise ContractError(
+                    f"sequence {index} has {intake.tokens.size} tokens and {side} headroom {extra}, {pages} pages of "
+                    f"{tokens_per_page} tokens; a page-table row has {limit}: shorten it, or raise max_sequence_length"
+                )

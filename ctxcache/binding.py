@@ -1,0 +1,196 @@
+"""What a coordinator is bound to: its device resources, their sizes, and how a batch is laid over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxcache.admission import DecodingKvHeadroom
+from ctxcache.batch import Batch
+from ctxcache.boundaries import SnapshotSlots, snapshot_jobs
+from ctxcache.config import ContextCacheConfig, DeploymentConfig
+from ctxcache.device.ops import DeviceOps, SnapshotJobs, StreamSynchronizer
+from ctxcache.device.page_table import KVPageTable
+from ctxcache.device.resources import DRAFT_KINDS, ContextCachePhysicalResources, check_resources
+from ctxcache.device.snapshots import HybridSnapshotStorage
+from ctxcache.device.streams import stream_handle
+from ctxcache.errors import ContractError
+from ctxcache.ids import ContextCacheDeploymentKind as Kind
+from ctxcache.intake import Int32s
+from ctxcache.metrics import CoordinatorCounters
+from ctxcache.outcomes import CacheRequestLease, LeaseGrowth, PageGrowth, PageIds
+from ctxcache.request import DeviceLink
+
+_RECURRENT_KINDS = frozenset({Kind.PURE_RECURRENT, Kind.HYBRID, Kind.HYBRID_MTP})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PageTargets:
+    """What each sequence must hold for the next step.
+
+    Attributes:
+        pages: base and draft page targets, `int32[n]` each, as `grow_leases` takes them; the draft's is `None` where the
+            mode has no draft pages. 0 where a row is too short.
+        fit: whether the sequence's row is long enough, `bool[n]`.
+        capacity: tokens that the base pages then cover, `int32[n]`.
+    """
+
+    pages: tuple[Int32s, Int32s | None]
+    fit: NDArray[np.bool_]
+    capacity: Int32s
+
+
+class DeviceBinding:
+    """The resources of one coordinator, checked, with their sizes.
+
+    Attributes:
+        link: what the lifecycle's hooks touch.
+        num_base_pages, num_draft_pages: pages of the pools; 0 where there are none.
+        num_recurrent_snapshots, num_partial_kv_snapshots: snapshot slots that the budgets pay for.
+        max_batch_size: sequences of the largest batch, for both engines where there are two.
+        row_pages, draft_row_pages: pages of a page-table row.
+    """
+
+    def __init__(self, deployment: DeploymentConfig, kind: Kind, link: DeviceLink) -> None:
+        base, draft = deployment.base, deployment.draft
+        has_draft = kind in DRAFT_KINDS and draft is not None
+        storage = link.storage
+        self.link = link
+        self.num_base_pages = 0 if kind is Kind.PURE_RECURRENT else base.num_pages
+        self.num_draft_pages = draft.num_pages if has_draft and draft is not None else 0
+        self.num_recurrent_snapshots = 0 if storage is None else storage.num_recurrent_slots
+        self.num_partial_kv_snapshots = 0 if storage is None else storage.num_partial_kv_slots
+        self.max_batch_size = min(engine.max_batch_size for engine in (base, draft) if engine is not None)
+        self.row_pages = base.pages_per_sequence
+        self.draft_row_pages = draft.pages_per_sequence if has_draft and draft is not None else base.pages_per_sequence
+        self._tokens_per_page = base.tokens_per_page
+
+    def bind(self, owner: object) -> None:
+        """Claim every resource for one live coordinator, all or none.
+
+        Raises:
+            ContractError: one belongs to another live coordinator.
+        """
+        claimed: list[Any] = []
+        try:
+            for resource in self._resources():
+                resource.bind(owner)
+                claimed.append(resource)
+        except ContractError:
+            for resource in claimed:
+                resource.unbind(owner)
+            raise
+
+    def unbind(self, owner: object) -> None:
+        """Let every resource be claimed again."""
+        for resource in self._resources():
+            resource.unbind(owner)
+
+    def bind_rows(self, batch: Batch) -> None:
+        """Give every slot its lease's pages on the host; rows behind the batch are cleared."""
+        resources = self.link.resources
+        if self.num_base_pages:
+            _set_rows(resources.base_page_table, [lease.base_pages for lease in batch.leases])
+        if batch.rules.paired:
+            _set_rows(resources.draft_page_table, [lease.draft_pages for lease in batch.leases])
+
+    def extend_rows(self, growth: LeaseGrowth) -> None:
+        """Append grown pages to their rows on the host."""
+        _extend_rows(self.link.resources.base_page_table, growth.base)
+        _extend_rows(self.link.resources.draft_page_table, growth.draft)
+
+    def restore_jobs(self, batch: Batch) -> SnapshotJobs | None:
+        """Describe the checkpoints that the batch starts from; `None` when every sequence is cold."""
+        if self.link.storage is None:
+            return None
+        return snapshot_jobs(
+            [
+                _restored(slot, lease, int(length))
+                for slot, (lease, length) in enumerate(zip(batch.leases, batch.reuse_lengths, strict=True))
+                if length > 0
+            ],
+            self._tokens_per_page,
+            paired=batch.rules.paired,
+        )
+
+    def page_targets(self, batch: Batch, headroom: DecodingKvHeadroom) -> PageTargets:
+        """Say what each sequence must hold so that the next step may write `headroom` beyond the committed tokens."""
+        base = self._pages_for(batch.committed, headroom.base_extra_tokens)
+        fit = base <= self.row_pages
+        draft_targets = None
+        if batch.rules.paired:
+            draft = self._pages_for(batch.committed, headroom.draft_extra_tokens)
+            fit &= draft <= self.draft_row_pages
+            draft_targets = np.where(fit, draft, 0).astype(np.int32)
+        capacity = (np.minimum(base, self.row_pages) * self._tokens_per_page).astype(np.int32)
+        base_targets = np.where(fit & (self.num_base_pages > 0), base, 0).astype(np.int32)
+        return PageTargets((base_targets, draft_targets), fit, capacity)
+
+    def _pages_for(self, committed: Int32s, extra_tokens: int) -> NDArray[np.int64]:
+        pages: NDArray[np.int64] = -(-(committed.astype(np.int64) + extra_tokens) // self._tokens_per_page)
+        return pages
+
+    def _resources(self) -> list[Any]:
+        resources = self.link.resources
+        candidates = (
+            resources.base_cache,
+            resources.base_page_table if self.num_base_pages else None,
+            resources.draft_cache,
+            resources.draft_page_table,
+        )
+        return [resource for resource in candidates if resource is not None]
+
+
+def bind_device(
+    config: ContextCacheConfig,
+    deployment: DeploymentConfig,
+    kind: Kind,
+    resources: ContextCachePhysicalResources,
+    stream: Any,
+    synchronizer: StreamSynchronizer | None,
+    device_ops: DeviceOps | None,
+    counters: CoordinatorCounters,
+) -> DeviceBinding:
+    """Check resources against deployment and configuration, and allocate the snapshot slots. Claims nothing yet.
+
+    Raises:
+        DeploymentError: they do not agree.
+        ContractError: the stream is no stream.
+    """
+    check_resources(deployment, kind, resources)
+    stream_handle(stream)
+    ops = resources.base_cache.device_ops if device_ops is None else device_ops
+    storage = None
+    if kind in _RECURRENT_KINDS:
+        storage = HybridSnapshotStorage(
+            deployment,
+            resources.base_cache,
+            resources.draft_cache,
+            recurrent_snapshot_pool_bytes=config.recurrent_snapshot_pool_bytes,
+            partial_kv_snapshot_pool_bytes=config.partial_kv_snapshot_pool_bytes,
+            device_ops=ops,
+        )
+    for resource in (resources.draft_cache, resources.draft_page_table):
+        if resource is not None:
+            resource.role = "draft"
+    return DeviceBinding(deployment, kind, DeviceLink(ops, stream, synchronizer, resources, storage, counters))
+
+
+def _restored(slot: int, lease: CacheRequestLease, exact_length: int) -> SnapshotSlots:
+    return SnapshotSlots(slot, lease, exact_length, lease.recurrent_snapshot_slot, lease.partial_kv_snapshot_slot)
+
+
+def _set_rows(table: KVPageTable | None, rows: list[PageIds]) -> None:
+    if table is None:
+        return
+    counts = np.zeros(table.max_batch, np.int32)
+    counts[: len(rows)] = [row.size for row in rows]
+    table.set_rows(np.arange(table.max_batch, dtype=np.int32), counts, np.concatenate(rows))
+
+
+def _extend_rows(table: KVPageTable | None, growth: PageGrowth) -> None:
+    if table is not None and growth.indices.size:
+        table.extend_rows(growth.indices, growth.first_page_indices, growth.page_counts, growth.page_ids)

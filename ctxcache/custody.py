@@ -1,0 +1,203 @@
+"""Who holds the coordinator's one request, and how every way out of it ends: released, or quarantined.
+
+Custody serialises the operations, fires transitions for them, turns a failed drain into a quarantine, and looks after
+requests whose handle is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ctxcache.errors import ContractError, InvariantError
+from ctxcache.fsm import DrainFailed, State, fire, is_declared
+from ctxcache.ids import ContextCacheCoordinatorStatus as Status
+from ctxcache.manager import ContextCacheManager
+from ctxcache.request import DeviceLink, Request
+
+_LOG = logging.getLogger("ctxcache")
+
+
+class Custody:
+    """The admission slot, and the lock around it.
+
+    Attributes:
+        pid: the process that made the coordinator; finalisers in a forked child do nothing.
+        active: the admitted request, or `None`.
+        quarantined: the request whose pages the device may still write, or `None`.
+        shut: whether `shutdown()` succeeded.
+        poisoned: whether a drain has failed; `recover()` clears it.
+        poison_cause: what made it fail: the exception, or the synchroniser's code.
+    """
+
+    def __init__(self, manager: ContextCacheManager, link: DeviceLink) -> None:
+        self._manager = manager
+        self._link = link
+        self._lock = threading.Lock()
+        self._thread: int | None = None
+        self.pid = os.getpid()
+        self.active: Request | None = None
+        self.quarantined: Request | None = None
+        self.shut = False
+        self.poisoned = False
+        self.poison_cause: BaseException | int | None = None
+
+    @contextmanager
+    def serialised(self, operation: str) -> Iterator[None]:
+        """Run one operation of the coordinator; other threads wait, orphans are looked after at its end.
+
+        Raises:
+            ContractError: the operation was called from inside another one of the same thread.
+        """
+        thread = threading.get_ident()
+        if self._thread == thread:
+            raise ContractError(
+                f"{operation} was called from inside a hook, synchroniser or callback of the same coordinator; "
+                "call it after the running operation has returned"
+            )
+        with self._lock:
+            self._thread = thread
+            try:
+                self._link.ops.operation(operation)
+                yield
+            finally:
+                try:
+                    self.reap()
+                finally:
+                    self._thread = None
+
+    def fire(self, request: Request, trigger: str) -> Status:
+        """Run one transition of a request. A failed drain quarantines it; see `ctxcache.fsm.fire` for what is raised.
+
+        Returns:
+            `OK`, or `POISONED` after a failed drain. An interrupt that failed the drain is re-raised instead.
+        """
+        try:
+            fire(request, trigger)
+        except ContractError:
+            raise
+        except DrainFailed as failure:
+            self._quarantine(request, failure.cause)
+            if isinstance(failure.cause, BaseException) and not isinstance(failure.cause, Exception):
+                raise failure.cause from None
+            return Status.POISONED
+        except BaseException:
+            request.discards_unpublished = True
+            raise
+        return Status.OK
+
+    @contextmanager
+    def committing(self, request: Request) -> Iterator[None]:
+        """Move host state. What raises in here is our own fault, and leaves the request as a failed enqueue does."""
+        try:
+            yield
+        except BaseException as error:
+            request.discards_unpublished = True
+            if is_declared(request, "device_failed"):
+                fire(request, "device_failed")
+            if isinstance(error, Exception):
+                raise InvariantError(
+                    f"moving host state forward raised {error!r}; please report this, then finish or abandon the request"
+                ) from error
+            raise
+
+    def abandon(self, request: Request) -> Status:
+        """Drain what is pending and release everything, or quarantine."""
+        status = self.fire(request, "abandon")
+        if status is Status.OK:
+            self.release(request)
+        return status
+
+    def release(self, request: Request) -> None:
+        """Release every lease of a released request, then its admission slot. Goes on where an interrupt stopped it."""
+        for lease in request.batch.leases:
+            if not lease.released:
+                self._manager.release(lease)
+        if self.active is request:
+            self.active = None
+        if self.quarantined is request:
+            self.quarantined = None
+
+    def reap(self) -> None:
+        """Look after a request that nobody can finish any more: its handle is gone, or its release was interrupted."""
+        request = self.active
+        if request is None:
+            return
+        if request.state is State.RELEASED:
+            self.release(request)
+        elif request.orphaned:
+            self._link.ops.operation("abandon")
+            self.abandon(request)
+
+    def drop(self, request: Request) -> None:
+        """Hear from a garbage-collected handle. Never waits for another operation, and lets nothing escape."""
+        request.orphaned = True
+        if not self._lock.acquire(blocking=False):
+            return  # the running operation, or the next admission, looks after it
+        try:
+            self._thread = threading.get_ident()
+            self.reap()
+        except BaseException:  # noqa: BLE001 - nothing may escape from a finaliser
+            _LOG.exception("a dropped request could not be abandoned cleanly")
+        finally:
+            self._thread = None
+            self._lock.release()
+
+    def shutdown(self) -> Status:
+        """Stop admitting. A quarantine ends when its drain now succeeds; an active request keeps the coordinator open."""
+        self.reap()
+        if self.active is not None:
+            return Status.REQUEST_FAILED
+        if self.quarantined is not None:
+            if self.quarantined.state is State.POISONED:
+                try:
+                    fire(self.quarantined, "shutdown")
+                except DrainFailed as failure:
+                    if isinstance(failure.cause, BaseException) and not isinstance(failure.cause, Exception):
+                        raise failure.cause from None
+                    return Status.POISONED
+            self.release(self.quarantined)
+        self.shut = True
+        return Status.OK
+
+    def refusal(self) -> Status | None:
+        """Say why nothing is admitted now; `None` when something is.
+
+        Raises:
+            ContractError: the coordinator was shut down in health.
+        """
+        if self.poisoned:
+            return Status.POISONED
+        if self.shut:
+            raise ContractError("the coordinator is shut down; build another one")
+        return None if self.active is None else Status.REQUEST_FAILED
+
+    def require_recoverable(self) -> None:
+        """Refuse recovery without a poisoning whose quarantine `shutdown()` has ended."""
+        if not (self.poisoned and self.shut):
+            raise ContractError(
+                f"recover() is possible after a poisoning once shutdown() has returned OK; this coordinator is "
+                f"{'poisoned' if self.poisoned else 'not poisoned'} and {'shut' if self.shut else 'not shut'}"
+            )
+
+    def recover(self) -> None:
+        """Reopen admission; `InvariantError` when the manager's state is damaged, and then it stays shut."""
+        self._manager.check_invariants()
+        self.poisoned = False
+        self.poison_cause = None
+        self.shut = False
+
+    def _quarantine(self, request: Request, cause: BaseException | int) -> None:
+        self.quarantined = request
+        self.active = None
+        self.poisoned = True
+        self.poison_cause = cause
+        self._link.counters.quarantines += 1
+        _LOG.error(
+            "a drain failed (%r): %d leases are quarantined until shutdown() proves the device idle",
+            cause,
+            len(request.batch.leases),
+        )

@@ -1,0 +1,217 @@
+"""One request without bookkeeping: exceptions instead of statuses, and compaction by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxcache.admission import (
+    ContextCacheBatchAdmission,
+    ContextCacheSequenceAdmission,
+    ContextCacheSequenceAdvance,
+    DecodingKvHeadroom,
+)
+from ctxcache.errors import ContractError
+from ctxcache.identity import BlockKeyExtras
+from ctxcache.ids import ContextCacheCommitPolicy, ContextCacheExecutionMode, ContextCacheLookupPolicy
+from ctxcache.intake import RETIRED
+
+if TYPE_CHECKING:
+    from ctxcache.coordinator import ContextCacheCoordinator
+    from ctxcache.handle import RequestHandle
+
+Accepted = Sequence[int] | Sequence[Sequence[int]] | NDArray[Any]
+"""One accepted token a sequence, or (speculative) one run of accepted tokens a sequence; in slot order."""
+
+
+class CoordinatorSession:
+    """A `with` block around one request: prefill, decode until nothing is active, and leave.
+
+    Entering admits the batch and prepares its prefill. Leaving normally finishes, by an exception abandons. What the
+    coordinator answers with a status is raised here as `RequestFailedError` or `PoisonedError`.
+
+    Args:
+        coordinator: the coordinator.
+        token_lists: one run of token ids a sequence.
+        execution_mode, lookup_policy, commit_policy: as in `ContextCacheBatchAdmission`.
+        key_extras: identity of the blocks: one for all sequences, or one a sequence.
+        per_position_media_hash: `None`, or per sequence `None` or one digest a token.
+        headroom: tokens beyond the committed ones for every step; the default is the mode's.
+    """
+
+    def __init__(
+        self,
+        coordinator: ContextCacheCoordinator,
+        token_lists: Sequence[Any],
+        *,
+        execution_mode: ContextCacheExecutionMode = ContextCacheExecutionMode.VANILLA,
+        lookup_policy: ContextCacheLookupPolicy = ContextCacheLookupPolicy.USE_CACHE,
+        commit_policy: ContextCacheCommitPolicy = ContextCacheCommitPolicy.INCLUDING_GENERATED_TOKENS,
+        key_extras: BlockKeyExtras | Sequence[BlockKeyExtras] | None = None,
+        per_position_media_hash: Sequence[Any] | None = None,
+        headroom: DecodingKvHeadroom | None = None,
+    ) -> None:
+        self._coordinator = coordinator
+        self._headroom = headroom
+        count = len(token_lists)
+        extras = _per_sequence("key_extras", key_extras, BlockKeyExtras(), count)
+        media = _per_sequence("per_position_media_hash", per_position_media_hash, None, count)
+        self._admission = ContextCacheBatchAdmission(
+            [
+                ContextCacheSequenceAdmission(tokens, extra, hashes)
+                for tokens, extra, hashes in zip(token_lists, extras, media, strict=True)
+            ],
+            execution_mode,
+            lookup_policy,
+            commit_policy,
+        )
+        self._handle: RequestHandle | None = None
+        self._device_mapping: Any = None
+        self._lengths: list[int] = []
+        self._active: list[int] = []
+        self._prefill_starts: list[int] = []
+
+    @property
+    def handle(self) -> RequestHandle:
+        """The handle of the request."""
+        if self._handle is None:
+            raise ContractError("the session has no request yet; enter its with block first")
+        return self._handle
+
+    @property
+    def stream(self) -> Any:
+        """The coordinator's stream: everything the runtime computes for this request goes there."""
+        return self._coordinator.stream
+
+    @property
+    def prefill_starts(self) -> list[int]:
+        """For each sequence the token offset at which prefill begins."""
+        return list(self._prefill_starts)
+
+    @property
+    def active(self) -> list[int]:
+        """Original indices of the sequences that still decode, in slot order."""
+        return list(self._active)
+
+    def __enter__(self) -> Self:
+        coordinator = self._coordinator
+        begun = coordinator.begin_request(self._admission, coordinator.stream, headroom=self._headroom)
+        begun.status.raise_for_status()
+        assert begun.admission is not None  # noqa: S101 - the status was OK
+        self._handle = begun.admission.request
+        self._prefill_starts = begun.admission.prefill_starts
+        self._lengths = [len(sequence.token_ids) for sequence in self._admission.sequences]
+        self._active = list(range(len(self._lengths)))
+        try:
+            coordinator.prepare_prefill(self._handle).raise_for_status()
+        except BaseException:
+            self._handle.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        status = self._coordinator.finish(self.handle) if kind is None else self._coordinator.abandon(self.handle)
+        if kind is None:
+            status.raise_for_status()
+
+    def prefill_enqueued(self) -> None:
+        """Say that the whole prefill is enqueued, before the runtime synchronises: checkpoints are captured here.
+
+        Without recurrent layers this does nothing. Where it is left out, prompts get no checkpoint.
+        """
+        self._coordinator.enqueue_prefill_captures(self.handle).raise_for_status()
+
+    def prefilled(self, next_tokens: Accepted, *, common_lengths: Sequence[int] | None = None) -> None:
+        """Say that the prefill is complete and synchronised, and which token each sequence samples first.
+
+        Args:
+            next_tokens: one token a sequence (or runs of exactly one).
+            common_lengths: as in `finalize_prefill_publication`.
+        """
+        runs = _runs(next_tokens)
+        _same_count(runs, self._active)
+        advances = [ContextCacheSequenceAdvance(run, length) for run, length in zip(runs, self._lengths, strict=True)]
+        self._coordinator.finalize_prefill_publication(self.handle, advances, common_lengths).raise_for_status()
+
+    def before_decode(self) -> None:
+        """Make room for the next step of every active sequence.
+
+        Raises:
+            RequestFailedError: out of pages or rows. Nothing but leaving the block is possible then; ask
+                `can_decode()` beforehand to end single sequences instead.
+        """
+        self._coordinator.prepare_decode_step(self.handle, headroom=self._headroom).raise_for_status()
+
+    def can_decode(self) -> NDArray[np.bool_]:
+        """Tell which active sequences could grow for the next step, `bool[active]`, without any effect."""
+        return self._coordinator.can_prepare_decode_step(self.handle, headroom=self._headroom)
+
+    def decoded(
+        self,
+        next_tokens: Accepted,
+        *,
+        finished: Sequence[bool] | NDArray[np.bool_] | None = None,
+        common_lengths: Sequence[int] | None = None,
+    ) -> list[int] | None:
+        """Say what a step accepted, in slot order, and which sequences have ended with it; those leave the batch.
+
+        Args:
+            next_tokens: one token, or one run of tokens, for each active sequence.
+            finished: one flag for each active sequence; `None`: none has ended.
+            common_lengths: as in `complete_decode_step`.
+
+        Returns:
+            `None` when the slots stayed as they were; else the new slot of each old one, -1 for those that left. When the
+            last one has left, nothing moves on the device any more.
+        """
+        runs = _runs(next_tokens)
+        _same_count(runs, self._active)
+        ended = np.zeros(len(runs), bool) if finished is None else np.asarray(finished, bool)
+        _same_count(ended, self._active)
+        lengths = [self._lengths[index] + len(run) for index, run in zip(self._active, runs, strict=True)]
+        advances = [ContextCacheSequenceAdvance(run, length) for run, length in zip(runs, lengths, strict=True)]
+        self._coordinator.complete_decode_step(
+            self.handle, advances, np.flatnonzero(ended).astype(np.int32), common_lengths
+        ).raise_for_status()
+        for index, length in zip(self._active, lengths, strict=True):
+            self._lengths[index] = length
+        return self._compact(ended) if ended.any() else None
+
+    def _compact(self, ended: NDArray[np.bool_]) -> list[int]:
+        mapping = np.where(ended, RETIRED, np.cumsum(~ended) - 1).astype(np.int32)
+        survivors = int((~ended).sum())
+        if survivors:
+            coordinator = self._coordinator
+            if self._device_mapping is None:
+                self._device_mapping = coordinator.device_ops.allocate((len(ended),), "int32")
+            coordinator.begin_batch_compaction(self.handle, mapping, survivors, self._device_mapping).raise_for_status()
+            coordinator.compact_batch(self.handle).raise_for_status()
+        self._active = [index for index, gone in zip(self._active, ended, strict=True) if not gone]
+        return list(mapping.tolist())
+
+
+def _runs(accepted: Accepted) -> list[Any]:
+    """Return one run of tokens a sequence, whether single tokens or runs were given."""
+    return [run if np.ndim(run) else [run] for run in accepted]
+
+
+def _same_count(values: Any, active: list[int]) -> None:
+    if len(values) != len(active):
+        raise ContractError(f"there are {len(values)} entries for {len(active)} active sequences; give one a sequence")
+
+
+def _per_sequence(name: str, value: Any, default: Any, count: int) -> list[Any]:
+    """Spread one value over all sequences, or check that there is one a sequence."""
+    if value is None:
+        return [default] * count
+    if isinstance(value, BlockKeyExtras):
+        return [value] * count
+    if len(value) != count:
+        raise ContractError(f"{name} has {len(value)} entries for {count} sequences; give one a sequence")
+    return list(value)
