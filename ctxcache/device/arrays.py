@@ -19,6 +19,9 @@ SIMULATOR = "simulator"
 _DLPACK_PLACES = {1: HOST, 2: CUDA, 3: HOST, 13: CUDA}
 """Device types of DLPack: CPU, CUDA, pinned host memory, managed memory."""
 
+_DLPACK_LETTERS = {0: "i", 1: "u", 2: "f"}
+"""Type codes of DLPack that NumPy has: signed, unsigned, IEEE float. bfloat16 and fp8 are codes of their own."""
+
 
 @dataclass(frozen=True, slots=True)
 class ArrayView:
@@ -28,7 +31,7 @@ class ArrayView:
         address: of the first element.
         shape: elements along each axis.
         strides: bytes from one element to the next along each axis.
-        itemsize: bytes of one element.
+        dtype: of the elements, where NumPy has it; else unsigned integers of their size.
         place: `HOST`, `CUDA`, or `SIMULATOR` (host memory that Numba's simulator calls a device array).
         device: ordinal of the CUDA device; -1 where the array does not say.
         readonly: whether its maker forbids writing.
@@ -37,10 +40,15 @@ class ArrayView:
     address: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    itemsize: int
+    dtype: np.dtype[Any]
     place: str
     device: int = -1
     readonly: bool = False
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
@@ -88,8 +96,7 @@ def view_array(array: Any) -> ArrayView:
 def host_array(array: Any) -> NDArray[Any]:
     """Return a writable NumPy array over the memory of any host (or simulated) array, without a copy.
 
-    NumPy arrays are returned themselves; others come back as unsigned integers of their element size. The array must
-    outlive the result.
+    NumPy arrays are returned themselves; others as `ArrayView.dtype` says. The array must outlive the result.
 
     Raises:
         ContractError: the array is not in host memory.
@@ -101,7 +108,7 @@ def host_array(array: Any) -> NDArray[Any]:
         raise ContractError(f"a {type(array).__name__} is in device memory; NumpyDeviceOps works on host arrays")
     span = view.itemsize + sum((n - 1) * stride for n, stride in zip(view.shape, view.strides, strict=True))
     buffer: Any = (ctypes.c_uint8 * max(span, 0)).from_address(view.address)
-    return np.ndarray(view.shape, np.dtype(f"u{view.itemsize}"), buffer, strides=view.strides)
+    return np.ndarray(view.shape, view.dtype, buffer, strides=view.strides)
 
 
 def check_same_layout(target: NDArray[Any] | ArrayView, source: NDArray[Any]) -> None:
@@ -136,7 +143,7 @@ def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 def _view_numpy(array: NDArray[Any], place: str) -> ArrayView:
     readonly = not array.flags.writeable
-    return ArrayView(array.ctypes.data, array.shape, array.strides, array.itemsize, place, 0, readonly)
+    return ArrayView(array.ctypes.data, array.shape, array.strides, array.dtype, place, 0, readonly)
 
 
 def _view_cuda_interface(array: Any) -> ArrayView | None:
@@ -146,11 +153,11 @@ def _view_cuda_interface(array: Any) -> ArrayView | None:
     except (AttributeError, TypeError, RuntimeError, KeyError):
         return None
     shape = tuple(int(length) for length in interface["shape"])
-    itemsize = np.dtype(interface["typestr"]).itemsize
+    dtype = np.dtype(interface["typestr"])
     address, readonly = interface["data"]
-    strides = interface.get("strides") or _c_strides(shape, itemsize)
+    strides = interface.get("strides") or _c_strides(shape, dtype.itemsize)
     device = _dlpack_device(array)
-    return ArrayView(int(address or 0), shape, tuple(strides), itemsize, CUDA, device[1] if device else -1, readonly)
+    return ArrayView(int(address or 0), shape, tuple(strides), dtype, CUDA, device[1] if device else -1, readonly)
 
 
 def _dlpack_device(array: Any) -> tuple[str, int] | None:
@@ -192,13 +199,14 @@ def _view_dlpack(array: Any) -> ArrayView | None:
     tensor = _DLTensor.from_address(get_pointer(capsule, b"dltensor"))
     shape = tuple(tensor.shape[: tensor.ndim])
     itemsize = tensor.dtype_bits * tensor.dtype_lanes // 8
+    letter = _DLPACK_LETTERS.get(tensor.dtype_code, "u") if itemsize > 1 or tensor.dtype_code == 0 else "u"
     strides = (
         tuple(stride * itemsize for stride in tensor.strides[: tensor.ndim])
         if tensor.strides
         else _c_strides(shape, itemsize)
     )
     address = (tensor.data or 0) + tensor.byte_offset
-    return ArrayView(address, shape, strides, itemsize, *place)
+    return ArrayView(address, shape, strides, np.dtype(f"{letter}{itemsize}"), *place)
 
 
 def _view_tensor(array: Any) -> ArrayView | None:
@@ -209,4 +217,4 @@ def _view_tensor(array: Any) -> ArrayView | None:
         address = int(array.data_ptr())
     except (AttributeError, TypeError, RuntimeError):
         return None
-    return ArrayView(address, shape, strides, itemsize, HOST if place == "cpu" else place, index or 0)
+    return ArrayView(address, shape, strides, np.dtype(f"u{itemsize}"), HOST if place == "cpu" else place, index or 0)

@@ -1,0 +1,204 @@
+"""The kernels, and nothing else: while one runs under the simulator, this module's `cuda` is replaced.
+
+All parameters are int64: addresses, counts, and byte numbers. Along x the threads of a grid share the work on one run of
+bytes; y counts the runs of a table and z the jobs. Every loop strides over the grid, so any grid gives the same result.
+"""
+
+# mypy: disable-error-code="untyped-decorator"
+
+from __future__ import annotations
+
+from ctxcache.device.descriptors import (
+    JOB_FIELDS,
+    JOB_TOKENS,
+    MOVE_FIELDS,
+    MOVE_FIXED_BYTES,
+    MOVE_LIVE_ADDRESS,
+    MOVE_LIVE_COLUMN,
+    MOVE_LIVE_STRIDE,
+    MOVE_SAVED_ADDRESS,
+    MOVE_SAVED_COLUMN,
+    MOVE_SAVED_STRIDE,
+    MOVE_TOKEN_BYTES,
+    SLOT_ADDRESS,
+    SLOT_BYTES,
+    SLOT_FIELDS,
+)
+from ctxcache.device.launch import cuda
+from ctxcache.device.memory import load1, load4, load8, load16, store1, store4, store16
+
+
+@cuda.jit(device=True)
+def copy_words16(target: int, source: int, num_words: int, first: int, step: int) -> None:
+    """Copy 16-byte words; both addresses are multiples of 16. Thread `first` of `step` threads."""
+    i = first
+    # Four loads in flight before the first store: the memory's latency is what limits a copy.
+    while i + 3 * step < num_words:
+        a = load16(source + 16 * i)
+        b = load16(source + 16 * (i + step))
+        c = load16(source + 16 * (i + 2 * step))
+        d = load16(source + 16 * (i + 3 * step))
+        store16(target + 16 * i, a)
+        store16(target + 16 * (i + step), b)
+        store16(target + 16 * (i + 2 * step), c)
+        store16(target + 16 * (i + 3 * step), d)
+        i += 4 * step
+    while i < num_words:
+        store16(target + 16 * i, load16(source + 16 * i))
+        i += step
+
+
+@cuda.jit(device=True)
+def copy_bytes(target: int, source: int, num_bytes: int, first: int, step: int) -> None:
+    """Copy bytes between places that do not overlap, in the widest words that both addresses allow."""
+    head = num_bytes
+    body = 0
+    if ((target - source) & 15) == 0:
+        head = min((-source) & 15, num_bytes)
+        words = (num_bytes - head) >> 4
+        body = words << 4
+        copy_words16(target + head, source + head, words, first, step)
+    elif ((target - source) & 3) == 0:
+        head = min((-source) & 3, num_bytes)
+        words = (num_bytes - head) >> 2
+        body = words << 2
+        for i in range(first, words, step):
+            store4(target + head + 4 * i, load4(source + head + 4 * i))
+    for i in range(first, num_bytes - body, step):
+        offset = i if i < head else i + body
+        store1(target + offset, load1(source + offset))
+
+
+@cuda.jit(device=True)
+def zero_bytes(target: int, num_bytes: int, first: int, step: int) -> None:
+    """Fill bytes with zeros."""
+    head = min((-target) & 15, num_bytes)
+    words = (num_bytes - head) >> 4
+    body = words << 4
+    for i in range(first, words, step):
+        store16(target + head + 16 * i, (0, 0))
+    for i in range(first, num_bytes - body, step):
+        store1(target + (i if i < head else i + body), 0)
+
+
+@cuda.jit
+def scatter_page_ids(view: int, entries: int, num_entries: int, width: int, num_pages: int) -> None:
+    """Write changed page-table entries, `(row * width + column, page id)` int32 each, to K and V half of the view."""
+    first = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    for i in range(first, num_entries, cuda.gridDim.x * cuda.blockDim.x):
+        position = load4(entries + 8 * i)
+        page = load4(entries + 8 * i + 4)
+        # Row r of the view is 2 * width entries: position r * width + c becomes 2 * r * width + c.
+        key = view + 4 * (position + position // width * width)
+        store4(key, page)
+        store4(key + 4 * width, page + num_pages if page >= 0 else page)
+
+
+@cuda.jit
+def write_ints(target: int, source: int, num_values: int, num_targets: int) -> None:
+    """Copy `num_values` int32, and zero the targets behind them up to `num_targets`."""
+    first = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    for i in range(first, num_targets, cuda.gridDim.x * cuda.blockDim.x):
+        store4(target + 4 * i, load4(source + 4 * i) if i < num_values else 0)
+
+
+@cuda.jit
+def add_ints(target: int, increments: int, increment: int, num_values: int) -> None:
+    """Add to int32 values: `increment`, and where `increments` is not null its entry too."""
+    first = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    for i in range(first, num_values, cuda.gridDim.x * cuda.blockDim.x):
+        added = increment
+        if increments != 0:
+            added += load4(increments + 4 * i)
+        store4(target + 4 * i, load4(target + 4 * i) + added)
+
+
+@cuda.jit
+def copy_run(target: int, source: int, num_bytes: int) -> None:
+    """Copy one run of bytes."""
+    first = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    copy_bytes(target, source, num_bytes, first, cuda.gridDim.x * cuda.blockDim.x)
+
+
+@cuda.jit
+def zero_slots(table: int, num_rows: int, slots: int, num_slots: int) -> None:
+    """Fill the given slots (int32) of every array of a slot table with zeros."""
+    first = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    step = cuda.gridDim.x * cuda.blockDim.x
+    for i in range(cuda.blockIdx.z, num_slots, cuda.gridDim.z):
+        slot = load4(slots + 4 * i)
+        for row in range(cuda.blockIdx.y, num_rows, cuda.gridDim.y):
+            entry = table + 8 * SLOT_FIELDS * row
+            num_bytes = load8(entry + 8 * SLOT_BYTES)
+            zero_bytes(load8(entry + 8 * SLOT_ADDRESS) + slot * num_bytes, num_bytes, first, step)
+
+
+@cuda.jit
+def move_snapshots(table: int, num_rows: int, jobs: int, num_jobs: int, restoring: int) -> None:
+    """Copy the runs of a move table for every job: live to saved, or saved to live when `restoring` is not 0."""
+    first = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    step = cuda.gridDim.x * cuda.blockDim.x
+    for i in range(cuda.blockIdx.z, num_jobs, cuda.gridDim.z):
+        job = jobs + 4 * JOB_FIELDS * i
+        num_tokens = load4(job + 4 * JOB_TOKENS)
+        for row in range(cuda.blockIdx.y, num_rows, cuda.gridDim.y):
+            move = table + 8 * MOVE_FIELDS * row
+            live_index = load4(job + 4 * load8(move + 8 * MOVE_LIVE_COLUMN))
+            saved_index = load4(job + 4 * load8(move + 8 * MOVE_SAVED_COLUMN))
+            if live_index >= 0 and saved_index >= 0:
+                live = load8(move + 8 * MOVE_LIVE_ADDRESS) + live_index * load8(move + 8 * MOVE_LIVE_STRIDE)
+                saved = load8(move + 8 * MOVE_SAVED_ADDRESS) + saved_index * load8(move + 8 * MOVE_SAVED_STRIDE)
+                num_bytes = load8(move + 8 * MOVE_FIXED_BYTES) + num_tokens * load8(move + 8 * MOVE_TOKEN_BYTES)
+                if restoring != 0:
+                    copy_bytes(live, saved, num_bytes, first, step)
+                else:
+                    copy_bytes(saved, live, num_bytes, first, step)
+
+
+@cuda.jit
+def compact_slots(table: int, num_rows: int, mapping: int, old_batch: int) -> None:
+    """Move slot i of every array of a slot table to slot mapping[i], in place; -1 retires a slot.
+
+    Why overlapping moves are safe. Call the bytes at one offset of all slots a column, of 1, 4 or 16 bytes. A thread
+    takes whole columns and no two threads share one, so nothing that one thread reads is written by another, and
+    no order between threads, blocks or warps matters. Within a column the thread walks the old slots in rising
+    order. The map keeps the order of the survivors and fills 0 .. n-1, so mapping[i] <= i: step i reads slot i and
+    writes slot mapping[i] <= i. All later steps read slots above i. Hence no step writes what a later step reads,
+    and each step reads the original value: those are program order within one thread, which the machine keeps.
+
+    A column has the same width in every slot because it is chosen from the slot's size, and every slot begins at
+    the same alignment then. An entry that points upwards cannot be in such a map; it is passed over rather than
+    written out of bounds.
+    """
+    first = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    step = cuda.gridDim.x * cuda.blockDim.x
+    for row in range(cuda.blockIdx.y, num_rows, cuda.gridDim.y):
+        entry = table + 8 * SLOT_FIELDS * row
+        base = load8(entry + 8 * SLOT_ADDRESS)
+        num_bytes = load8(entry + 8 * SLOT_BYTES)
+        width = 1
+        if (num_bytes & 15) == 0:
+            width = 16
+        elif (num_bytes & 3) == 0:
+            width = 4
+        # Columns: first the wide ones behind the unaligned head, then the single bytes of head and tail.
+        head = min((-base) & (width - 1), num_bytes)
+        num_wide = (num_bytes - head) // width
+        body = num_wide * width
+        num_columns = num_wide + num_bytes - body
+        for column in range(first, num_columns, step):
+            offset = head + column * width
+            if column >= num_wide:
+                byte = column - num_wide
+                offset = byte if byte < head else byte + body
+            for old in range(old_batch):
+                new = load4(mapping + 4 * old)
+                if 0 <= new < old:
+                    source = base + old * num_bytes + offset
+                    target = base + new * num_bytes + offset
+                    if column >= num_wide or width == 1:
+                        store1(target, load1(source))
+                    elif width == 4:
+                        store4(target, load4(source))
+                    else:
+                        store16(target, load16(source))

@@ -1,0 +1,231 @@
+"""The one module that imports `numba.cuda`: which target there is, memory, events, and launching kernels.
+
+Kernels take integers alone: addresses and counts. Numba builds an argument structure for every array it is passed,
+which costs several microseconds each; an integer costs next to nothing and works for arrays of any library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import warnings
+from typing import Any
+
+import numpy as np
+from numba import config, cuda
+from numpy.typing import NDArray
+
+from ctxcache.device.arrays import CUDA, ArrayView
+from ctxcache.device.streams import stream_handle
+from ctxcache.errors import ContractError, DeviceError
+
+__all__ = [
+    "MAX_BLOCKS",
+    "SIMULATED",
+    "THREADS",
+    "DeviceMemory",
+    "Launcher",
+    "StagingBuffer",
+    "blocks_for",
+    "cuda",
+    "device_address",
+    "missing_target",
+]
+
+SIMULATED = bool(config.ENABLE_CUDASIM)
+"""Whether kernels run under Numba's simulator, on host memory."""
+
+THREADS = 4 if SIMULATED else 256
+"""Threads of a block. The simulator makes an OS thread of each."""
+
+MAX_BLOCKS = (1, 2, 2) if SIMULATED else (1024, 65535, 65535)
+"""Most blocks along each axis; kernels loop over what is left."""
+
+_MAX_CACHED_CONFIGURATIONS = 1024
+
+
+def missing_target() -> str | None:
+    """Say why kernels cannot run here, or `None` when they can: on a GPU with numba-cuda, or simulated."""
+    if SIMULATED:
+        return None
+    if importlib.util.find_spec("numba_cuda") is None:
+        return "numba-cuda is not installed"
+    if not cuda.is_available():
+        return " ".join(str(cuda.cuda_error() or "the driver finds no device").split())
+    return None
+
+
+def blocks_for(items: int, parts: int = 1, jobs: int = 1) -> tuple[int, int, int]:
+    """Return a grid for `items` pieces of work in each of `parts` x `jobs`, within `MAX_BLOCKS`."""
+    wanted = (-(-items // THREADS), parts, jobs)
+    return tuple(max(1, min(want, limit)) for want, limit in zip(wanted, MAX_BLOCKS, strict=True))  # type: ignore[return-value]
+
+
+class Launcher:
+    """Enqueues kernels on streams of any library.
+
+    Attributes:
+        num_launches: kernels enqueued so far.
+    """
+
+    def __init__(self) -> None:
+        self.num_launches = 0
+        self._streams: dict[int, Any] = {}
+        self._configured: dict[tuple[Any, tuple[int, int, int], int], Any] = {}
+
+    def launch(self, kernel: Any, blocks: tuple[int, int, int], stream: Any, *arguments: int) -> None:
+        """Enqueue one kernel.
+
+        Args:
+            kernel: a `cuda.jit` kernel whose parameters are all int64.
+            blocks: the grid; blocks have `THREADS` threads.
+            stream: any stream that `stream_handle` knows.
+            arguments: addresses and counts, below 2**63.
+        """
+        handle = stream_handle(stream)
+        if SIMULATED:
+            # Its subscript only sets attributes of the kernel, so there is nothing to keep.
+            kernel[blocks, THREADS](*arguments)
+        else:
+            key = (kernel, blocks, handle)
+            configured = self._configured.get(key)
+            if configured is None:
+                configured = self._configure(key)
+            configured(*arguments)
+        self.num_launches += 1
+
+    def numba_stream(self, stream: Any) -> Any:
+        """Return Numba's object for a stream of any library."""
+        handle = stream_handle(stream)
+        if SIMULATED:
+            return cuda.stream()
+        if handle not in self._streams:
+            self._streams[handle] = cuda.external_stream(handle) if handle else cuda.default_stream()
+        return self._streams[handle]
+
+    def _configure(self, key: tuple[Any, tuple[int, int, int], int]) -> Any:
+        kernel, blocks, handle = key
+        if len(self._configured) >= _MAX_CACHED_CONFIGURATIONS:
+            self._configured.clear()
+        with warnings.catch_warnings():
+            # Numba warns of small grids; a page-table delta is small by design.
+            warnings.simplefilter("ignore")
+            self._configured[key] = kernel[blocks, THREADS, self.numba_stream(handle)]
+        return self._configured[key]
+
+
+class DeviceMemory:
+    """Allocates and copies device memory, waiting for each copy, on a stream of its own."""
+
+    def __init__(self) -> None:
+        self._stream: Any = None
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Return a zero-filled Numba device array."""
+        if SIMULATED:
+            return cuda.to_device(np.zeros(shape, dtype))
+        array = cuda.device_array(shape, dtype)
+        if array.nbytes:
+            address = array.device_ctypes_pointer.value
+            self._wait(lambda driver, stream: driver.cuMemsetD8Async(address, 0, array.nbytes, stream))
+        return array
+
+    def read(self, view: ArrayView) -> NDArray[Any]:
+        """Return a host copy of a contiguous device array."""
+        host = np.empty(view.shape, view.dtype)
+        if SIMULATED:
+            ctypes.memmove(host.ctypes.data, view.address, host.nbytes)
+        elif host.nbytes:
+            self._wait(
+                lambda driver, stream: driver.cuMemcpyDtoHAsync(host.ctypes.data, view.address, host.nbytes, stream)
+            )
+        return host
+
+    def write(self, view: ArrayView, host: NDArray[Any]) -> None:
+        """Copy a C-contiguous host array of as many bytes over a contiguous device array."""
+        if SIMULATED:
+            ctypes.memmove(view.address, host.ctypes.data, host.nbytes)
+        elif host.nbytes:
+            self._wait(
+                lambda driver, stream: driver.cuMemcpyHtoDAsync(view.address, host.ctypes.data, host.nbytes, stream)
+            )
+
+    def _wait(self, enqueue: Any) -> None:
+        driver = _driver()
+        if self._stream is None:
+            self._stream = cuda.stream()
+        _check(driver, enqueue(driver, stream_handle(self._stream)))
+        self._stream.synchronize()
+
+
+class StagingBuffer:
+    """Pinned host memory that kernels can read, and device memory of the same size beside it.
+
+    Attributes:
+        capacity: bytes.
+        host: `uint8[capacity]`, the host's side.
+        pairs: `int32[capacity / 8, 2]`, the same memory.
+        address: where kernels find it.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        if SIMULATED:
+            self.host = np.zeros(capacity, np.uint8)
+            self.address = self.host.ctypes.data
+        else:
+            mapped = cuda.mapped_array(capacity, np.uint8)
+            self.host = np.asarray(mapped).view(np.ndarray)
+            self.address = int(mapped.device_ctypes_pointer.value)
+            self._mapped = mapped
+        self.pairs = self.host.view(np.int32).reshape(-1, 2)
+        self._device: Any = None
+        self._event = cuda.event() if SIMULATED else cuda.event(timing=False)
+
+    def copy_to_device(self, num_bytes: int, stream: Any) -> int:
+        """Enqueue a copy of the first bytes to the device memory beside, and return its address."""
+        if self._device is None:
+            self._device = (
+                np.zeros(self.capacity, np.uint8) if SIMULATED else cuda.device_array(self.capacity, np.uint8)
+            )
+        if SIMULATED:
+            address = int(self._device.ctypes.data)
+            ctypes.memmove(address, self.address, num_bytes)
+            return address
+        address = int(self._device.device_ctypes_pointer.value)
+        driver = _driver()
+        _check(driver, driver.cuMemcpyHtoDAsync(address, self.host.ctypes.data, num_bytes, stream_handle(stream)))
+        return address
+
+    def mark_used(self, numba_stream: Any) -> None:
+        """Enqueue the mark behind which nothing reads this buffer any more."""
+        self._event.record(numba_stream)
+
+    def is_idle(self) -> bool:
+        """Whether the mark has been passed. The simulator has always passed it."""
+        return True if SIMULATED else bool(self._event.query())
+
+    def wait(self) -> None:
+        """Wait until the mark has been passed."""
+        self._event.synchronize()
+
+
+def _driver() -> Any:
+    """The driver's own calls, in Numba's context."""
+    cuda.current_context()
+    from cuda.bindings import driver  # noqa: PLC0415 - comes with numba-cuda, is not there under the simulator
+
+    return driver
+
+
+def _check(driver: Any, result: Any) -> None:
+    code = result[0] if isinstance(result, tuple) else result
+    if code != driver.CUresult.CUDA_SUCCESS:
+        raise DeviceError(f"the CUDA driver answered {code!r}; see its documentation for this code")
+
+
+def device_address(name: str, view: ArrayView) -> int:
+    """Return the address of an array that kernels can reach; `ContractError` for one in host memory."""
+    if not SIMULATED and view.place != CUDA:
+        raise ContractError(f"{name} lies in {view.place} memory; pass a device array")
+    return view.address

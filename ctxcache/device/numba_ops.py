@@ -1,0 +1,277 @@
+"""Device ops on `numba.cuda.jit` kernels: one launch per op, whatever the number of layers and sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxcache.device.arrays import check_int32_array, check_same_layout, view_array
+from ctxcache.device.caches import check_batches, check_lengths
+from ctxcache.device.descriptors import SLOT_FIELDS, longest_run, move_table, slot_table
+from ctxcache.device.ops import HiddenRow, Int32s, SnapshotJobs, StreamSynchronizer, as_int32s, storage_dtype
+from ctxcache.device.snapshots import check_hidden_row, check_jobs, check_slots
+from ctxcache.device.staging import Buffer, StagingRing
+from ctxcache.errors import ContractError, DeploymentError
+
+if TYPE_CHECKING:
+    from ctxcache.device.arrays import ArrayView
+    from ctxcache.device.caches import HybridCacheManager
+    from ctxcache.device.page_table import KVPageTable, PageTableUpload
+    from ctxcache.device.snapshots import HybridSnapshotStorage
+
+NO_TARGET = (
+    "NumbaDeviceOps needs a GPU or Numba's CUDA simulator, and there is neither ({why}). "
+    "On a machine with an NVIDIA GPU: pip install 'ctxcache[gpu]'. "
+    "Without one, before Python starts: export NUMBA_ENABLE_CUDASIM=1. NumpyDeviceOps() needs neither."
+)
+
+_COPY_BYTES_PER_THREAD = 64
+"""What a thread of a copy moves in one round of four 16-byte words."""
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceTable:
+    """A descriptor table on the device."""
+
+    array: Any
+    address: int
+    num_rows: int
+    longest_run: int
+
+
+class NumbaDeviceOps:
+    """`DeviceOps` on the current CUDA device, or on Numba's simulator.
+
+    Descriptor tables are built at the first use of a cache or storage and kept on the device as long as it lives. Job
+    arguments travel through pinned staging buffers, see `StagingRing`.
+
+    Raises:
+        DeploymentError: on construction, where there is neither a GPU nor the simulator; names the two commands that
+            help.
+    """
+
+    def __init__(self) -> None:
+        launch, self._kernels = _load_target()
+        self._blocks_for = launch.blocks_for
+        self._device_address = launch.device_address
+        self._memory = launch.DeviceMemory()
+        self._launcher = launch.Launcher()
+        self._ring = StagingRing(launch.StagingBuffer)
+        self._slot_tables: WeakKeyDictionary[HybridCacheManager, _DeviceTable] = WeakKeyDictionary()
+        self._move_tables: WeakKeyDictionary[HybridSnapshotStorage, _DeviceTable] = WeakKeyDictionary()
+
+    @property
+    def num_launches(self) -> int:
+        """Kernels launched so far."""
+        count: int = self._launcher.num_launches
+        return count
+
+    def operation(self, name: str) -> None:
+        """Do nothing; see `DeviceOps.operation`."""
+
+    def allocate(self, shape: tuple[int, ...], dtype: str | np.dtype[Any]) -> Any:
+        """Return a zero-filled Numba device array."""
+        return self._memory.allocate(shape, storage_dtype(dtype))
+
+    def to_host(self, array: Any) -> NDArray[Any]:
+        """See `DeviceOps.to_host`; `ContractError` for an array with gaps."""
+        host: NDArray[Any] = self._memory.read(_contiguous(view_array(array)))
+        return host
+
+    def to_device(self, array: Any, host: NDArray[Any]) -> None:
+        """See `DeviceOps.to_device`; `ContractError` for another shape or element size, or an array with gaps."""
+        view = _contiguous(view_array(array))
+        source = np.ascontiguousarray(host).reshape(np.shape(host))
+        check_same_layout(view, source)
+        self._memory.write(view, source)
+
+    def upload_rows(self, table: KVPageTable | PageTableUpload, stream: Any) -> None:
+        """See `DeviceOps.upload_rows`. The changes lie in mapped host memory; one launch reads and scatters them."""
+        count = table.count_changes()
+        if count == 0:
+            return
+        buffer = self._ring.take(8 * count)
+        try:
+            table.write_changes(buffer.pairs)
+            self._launcher.launch(
+                self._kernels.scatter_page_ids,
+                self._blocks_for(count),
+                stream,
+                table.view_address,
+                buffer.address,
+                count,
+                table.max_pages_per_seq,
+                table.num_pages,
+            )
+            self._ring.give_back(buffer, self._launcher.numba_stream(stream))
+        except BaseException:
+            self._ring.lose(buffer)
+            table.forget_device_rows()
+            raise
+
+    def reset_lengths(self, cache: HybridCacheManager, reuse_lengths: Int32s, stream: Any) -> None:
+        """See `DeviceOps.reset_lengths`."""
+        lengths = check_lengths(cache, reuse_lengths)
+        self._write_ints(view_array(cache.kv_lengths).address, lengths, cache.max_batch, stream)
+        cache.active_batch_size = len(lengths)
+
+    def advance_lengths(self, cache: HybridCacheManager, increment: Any, stream: Any) -> None:
+        """See `RuntimeDeviceOps.advance_lengths`."""
+        active, scalar, address = cache.active_batch_size, 0, 0
+        if isinstance(increment, (int, np.integer)):
+            scalar = int(increment)
+        else:
+            address = self._device_address("increment", check_int32_array("increment", increment, active))
+        if active:
+            lengths = view_array(cache.kv_lengths).address
+            self._launch(self._kernels.add_ints, self._blocks_for(active), stream, lengths, address, scalar, active)
+
+    def zero_recurrent(self, cache: HybridCacheManager, slots: Int32s, stream: Any) -> None:
+        """See `DeviceOps.zero_recurrent`."""
+        cold = as_int32s("slots", slots)
+        check_slots(cache, cold)
+        table = self._slot_table(cache)
+        num_rows = table.num_rows - 1  # the first row, the lengths, is no state
+        if not len(cold) or not num_rows:
+            return
+        blocks = self._blocks_for(-(-table.longest_run // _COPY_BYTES_PER_THREAD), num_rows, len(cold))
+        state_rows = table.address + 8 * SLOT_FIELDS
+        with self._staged(cold, stream) as buffer:
+            device_slots = buffer.copy_to_device(cold.nbytes, stream)
+            self._launch(self._kernels.zero_slots, blocks, stream, state_rows, num_rows, device_slots, len(cold))
+
+    def restore(self, storage: HybridSnapshotStorage, jobs: SnapshotJobs, stream: Any) -> None:
+        """See `DeviceOps.restore`."""
+        self._move(storage, check_jobs(storage, jobs, to_snapshots=False), stream, restoring=True)
+
+    def capture(self, storage: HybridSnapshotStorage, jobs: SnapshotJobs, stream: Any) -> None:
+        """See `DeviceOps.capture`."""
+        self._move(storage, check_jobs(storage, jobs, to_snapshots=True), stream, restoring=False)
+
+    def upload_mapping(self, mapping: Int32s, device_mapping: Any, stream: Any) -> None:
+        """See `DeviceOps.upload_mapping`."""
+        entries = as_int32s("mapping", mapping)
+        view = check_int32_array("device_mapping", device_mapping, len(entries))
+        self._write_ints(self._device_address("device_mapping", view), entries, len(entries), stream)
+
+    def compact_slot_state(
+        self, cache: HybridCacheManager, mapping: Any, old_batch: int, new_batch: int, stream: Any
+    ) -> None:
+        """See `DeviceOps.compact_slot_state`. Where every slot survives, or none, nothing has to move."""
+        check_batches(cache, old_batch, new_batch)
+        address = self._device_address("mapping", check_int32_array("mapping", mapping, old_batch))
+        if 0 < new_batch < old_batch:
+            table = self._slot_table(cache)
+            blocks = self._blocks_for(-(-table.longest_run // 16), table.num_rows)
+            arguments = (table.address, table.num_rows, address, old_batch)
+            self._launch(self._kernels.compact_slots, blocks, stream, *arguments)
+        cache.active_batch_size = new_batch
+
+    def capture_boundary_hidden(
+        self, storage: HybridSnapshotStorage, snapshot_slot: int, source: HiddenRow, stream: Any
+    ) -> None:
+        """See `DeviceOps.capture_boundary_hidden`."""
+        live, saved, num_bytes = self._hidden_addresses(storage, snapshot_slot, source)
+        self._copy_run(saved, live, num_bytes, stream)
+
+    def restore_boundary_hidden(
+        self, storage: HybridSnapshotStorage, snapshot_slot: int, destination: HiddenRow, stream: Any
+    ) -> None:
+        """See `DeviceOps.restore_boundary_hidden`."""
+        live, saved, num_bytes = self._hidden_addresses(storage, snapshot_slot, destination)
+        self._copy_run(live, saved, num_bytes, stream)
+
+    def synchronize(self, stream: Any, synchronizer: StreamSynchronizer | None) -> int | None:
+        """See `DeviceOps.synchronize`."""
+        if synchronizer is not None:
+            return synchronizer(stream)
+        self._launcher.numba_stream(stream).synchronize()
+        return None
+
+    def _launch(self, kernel: Any, blocks: tuple[int, int, int], stream: Any, *arguments: int) -> None:
+        self._launcher.launch(kernel, blocks, stream, *arguments)
+
+    def _move(self, storage: HybridSnapshotStorage, jobs: Int32s, stream: Any, *, restoring: bool) -> None:
+        if not len(jobs):
+            return
+        table = self._move_table(storage)
+        blocks = self._blocks_for(-(-table.longest_run // _COPY_BYTES_PER_THREAD), table.num_rows, len(jobs))
+        with self._staged(jobs, stream) as buffer:
+            # Every block reads its job: from device memory, for mapped host memory would be read once a block.
+            device_jobs = buffer.copy_to_device(jobs.nbytes, stream)
+            arguments = (table.address, table.num_rows, device_jobs, len(jobs), int(restoring))
+            self._launch(self._kernels.move_snapshots, blocks, stream, *arguments)
+
+    def _write_ints(self, target: int, values: Int32s, num_targets: int, stream: Any) -> None:
+        if num_targets:
+            with self._staged(values, stream) as buffer:
+                arguments = (target, buffer.address, len(values), num_targets)
+                self._launch(self._kernels.write_ints, self._blocks_for(num_targets), stream, *arguments)
+
+    def _copy_run(self, target: int, source: int, num_bytes: int, stream: Any) -> None:
+        blocks = self._blocks_for(-(-num_bytes // _COPY_BYTES_PER_THREAD))
+        self._launch(self._kernels.copy_run, blocks, stream, target, source, num_bytes)
+
+    def _hidden_addresses(
+        self, storage: HybridSnapshotStorage, snapshot_slot: int, row: HiddenRow
+    ) -> tuple[int, int, int]:
+        view = check_hidden_row(storage, snapshot_slot, row)
+        live = self._device_address("hidden states", view) + row.slot * view.strides[0] + row.row * view.strides[1]
+        saved = view_array(storage.hidden_rows)
+        return live, saved.address + snapshot_slot * saved.strides[0], saved.strides[0]
+
+    @contextmanager
+    def _staged(self, values: NDArray[Any], stream: Any) -> Iterator[Buffer]:
+        """Put values into a staging buffer for the launch inside the block, which reads it."""
+        buffer = self._ring.take(max(values.nbytes, 1))
+        try:
+            buffer.host[: values.nbytes] = values.reshape(-1).view(np.uint8)
+            yield buffer
+            self._ring.give_back(buffer, self._launcher.numba_stream(stream))
+        except BaseException:
+            self._ring.lose(buffer)
+            raise
+
+    def _slot_table(self, cache: HybridCacheManager) -> _DeviceTable:
+        if cache not in self._slot_tables:
+            rows = slot_table(cache)
+            self._slot_tables[cache] = self._keep_table(rows, int(rows[:, 1].max()))
+        return self._slot_tables[cache]
+
+    def _move_table(self, storage: HybridSnapshotStorage) -> _DeviceTable:
+        if storage not in self._move_tables:
+            rows = move_table(storage)
+            self._move_tables[storage] = self._keep_table(rows, longest_run(rows, storage.tokens_per_page))
+        return self._move_tables[storage]
+
+    def _keep_table(self, rows: NDArray[np.int64], longest: int) -> _DeviceTable:
+        array = self.allocate(rows.shape, "int64")
+        self.to_device(array, rows)
+        return _DeviceTable(array, view_array(array).address, len(rows), longest)
+
+
+def _load_target() -> tuple[ModuleType, ModuleType]:
+    """Import the modules that need a CUDA target: only when ops are constructed, so that the package imports anywhere."""
+    try:
+        from ctxcache.device import launch  # noqa: PLC0415 - see the docstring
+    except ImportError as error:
+        raise DeploymentError(NO_TARGET.format(why=error)) from error
+    why = launch.missing_target()
+    if why is not None:
+        raise DeploymentError(NO_TARGET.format(why=why))
+    from ctxcache.device import kernels  # noqa: PLC0415 - see the docstring
+
+    return launch, kernels
+
+
+def _contiguous(view: ArrayView) -> ArrayView:
+    if not view.is_contiguous:
+        raise ContractError(f"the array has strides {view.strides}; pass a C-contiguous one")
+    return view
