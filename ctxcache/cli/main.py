@@ -131,7 +131,7 @@ def _stand_in_for_closed_streams() -> None:
     """Python leaves `None` where the shell closed a stream."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - open until the end
 
 
 def _discard_output() -> None:
