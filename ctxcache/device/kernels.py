@@ -28,7 +28,7 @@ from ctxcache.device.launch import cuda
 from ctxcache.device.memory import load1, load4, load8, load16, store1, store4, store16
 
 
-@cuda.jit(device=True)
+@cuda.jit(device=True, inline="always")
 def copy_words16(target: int, source: int, num_words: int, first: int, step: int) -> None:
     """Copy 16-byte words; both addresses are multiples of 16. Thread `first` of `step` threads."""
     i = first
@@ -48,7 +48,7 @@ def copy_words16(target: int, source: int, num_words: int, first: int, step: int
         i += step
 
 
-@cuda.jit(device=True)
+@cuda.jit(device=True, inline="always")
 def copy_bytes(target: int, source: int, num_bytes: int, first: int, step: int) -> None:
     """Copy bytes between places that do not overlap, in the widest words that both addresses allow."""
     head = num_bytes
@@ -69,7 +69,7 @@ def copy_bytes(target: int, source: int, num_bytes: int, first: int, step: int) 
         store1(target + offset, load1(source + offset))
 
 
-@cuda.jit(device=True)
+@cuda.jit(device=True, inline="always")
 def zero_bytes(target: int, num_bytes: int, first: int, step: int) -> None:
     """Fill bytes with zeros."""
     head = min((-target) & 15, num_bytes)
