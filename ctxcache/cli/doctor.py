@@ -111,11 +111,12 @@ def leading_numbers(version: str) -> tuple[int, int]:
 
 
 def simulated() -> bool:
-    """Whether the environment asks Numba for its CUDA simulator, read as Numba reads it."""
-    try:
-        return bool(int(os.environ.get(_SIMULATOR_VARIABLE, "") or "0"))
-    except ValueError:
-        return False
+    """Whether the environment asks Numba for its CUDA simulator, read as Numba reads it: a number.
+
+    Raises:
+        ValueError: it is none, and Numba ignores it.
+    """
+    return bool(int(os.environ.get(_SIMULATOR_VARIABLE, "0")))
 
 
 def _needed(package: str) -> Finding:
@@ -204,7 +205,14 @@ def _cuda_wheels(driver: Driver) -> Finding:
 
 
 def _device(driver: Driver) -> Finding:
-    if simulated():
+    try:
+        simulator = simulated()
+    except ValueError:
+        found = f"{_SIMULATOR_VARIABLE} is {os.environ[_SIMULATOR_VARIABLE]!r}, which is no number: numba ignores it"
+        return Finding(
+            "device", Status.BROKEN, found, (f"set {_SIMULATOR_VARIABLE} to 1 for the simulator, or unset it",)
+        )
+    if simulator:
         found = f"Numba's CUDA simulator ({_SIMULATOR_VARIABLE}={os.environ[_SIMULATOR_VARIABLE]})"
         verdict = "Kernels run in the simulator."
         if driver.usable:
