@@ -1,0 +1,224 @@
+#!/usr/bin/env python3
+"""Writes the pages of docs/ that are made from the code, or checks that they are up to date.
+
+.venv/bin/python scripts/gen_docs.py            write
+.venv/bin/python scripts/gen_docs.py --check    exit 1 and name every page that differs
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from ctxcache.fsm import (  # noqa: E402 - the repository's own package, installed or not
+    DESCRIPTIONS,
+    FAULTS,
+    PENDING,
+    PHASES,
+    TRANSITIONS,
+    FaultPoint,
+    HookKind,
+    State,
+    export,
+    fault_points,
+)
+from ctxcache.fsm.edges import EDGES, Edge  # noqa: E402
+from ctxcache.fsm.picture import View, say_kinds  # noqa: E402
+from ctxcache.ids import ContextCacheDeploymentKind  # noqa: E402
+
+HEAD = """# The lifecycle of a request
+
+<!-- Made by scripts/gen_docs.py from ctxcache/fsm; edit those, not this page. -->
+
+A request is one batch of sequences, from `begin_request` until every lease is released. Its state changes only through
+the state machine below, which `ctxcache/fsm/table.py` declares as data. The machine, the pictures, this page and the
+list of fault points are all made from that one table. `ctxcache diagram` prints the picture in other formats.
+"""
+
+HOW_TO_READ = """How to read it:
+
+- Amber states have device work that was enqueued and not proven complete; green ones have none. There is no second flag
+  for that: it is read off the state.
+- An arrow that leaves a group stands for the same row from each of its states. *unless* names states for which it, or
+  the hook it follows, does not hold.
+- Text in brackets is a guard; *only* names the kinds of deployment in which a transition can happen.
+- *enqueue* lists the hooks that put work on the stream, in order; *prove* is the hook that drains the stream.
+- `device_failed` and `drain_failed` are fired by the machine itself, after a hook has failed. Callers never fire them.
+- A request that has no more work to do leaves from wherever it is: `finish` and `abandon` drain first where work is
+  pending, and release nothing before that drain has succeeded.
+"""
+
+HOOKS = """A transition that proves runs its hooks **before** it enters its target, because the target claims that the work is
+complete. One that only enqueues runs them **after**, so that whatever was enqueued before a failure is already accounted
+for as pending. `publish_boundary` proves its own capture, but the runtime's prefill stays pending. A hook touches the
+device only where the deployment has what it moves: the last table says which has what.
+"""
+
+FAILURES = """Every hook touches the device, so every hook can fail. The name of its fault point is `<operation>.<op>`, with `.draft`
+behind it where the draft model's resources are touched. `ctxcache.testing.fault_points(kind)` returns these names, and
+`ctxcache.testing.FaultInjector` makes them fail.
+
+- An **enqueue** hook that raises: `device_failed` fires, and the operation raises `DeviceError` with the cause. The
+  request can only be finished or abandoned, and both drain first.
+- A **prove** hook that raises, or returns anything but `None` or 0: `drain_failed` fires, the operation returns `POISONED`,
+  and the request is quarantined: its pages stay its own, because the GPU may still write them.
+- A failing drain in `shutdown` changes nothing. It can be tried again.
+- An interrupt (`KeyboardInterrupt` and the like) gets the same care, and is then re-raised.
+- A guard that refuses, or a trigger that the state does not have, raises `ContractError`; nothing has changed.
+"""
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Write a Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+
+
+def code(names: Iterable[str], separator: str = ", ") -> str:
+    """Write names as code."""
+    return separator.join(f"`{name}`" for name in names)
+
+
+def states() -> str:
+    """List every state with its phase."""
+    rows = []
+    for state in State:
+        phase = PHASES[state]
+        rows.append(
+            [
+                f"`{state.value}`",
+                "none" if phase is None else f"`{phase.name}`",
+                "unproven" if state is State.POISONED else "pending" if state in PENDING else "none",
+                DESCRIPTIONS[state],
+            ]
+        )
+    return table(["state", "`handle.phase`", "device work", "meaning"], rows)
+
+
+def _hooks(edge: Edge) -> str:
+    said = []
+    for found in edge.hooks:
+        name = "prove" if found.hook.kind is HookKind.PROVE else f"enqueue `{found.hook.name}`"
+        if found.unless:
+            name += f" (not from {code(state.value for state in found.unless)})"
+        said.append(name)
+    return "; ".join(said) or "none"
+
+
+def transitions() -> str:
+    """List every transition, merged as in the picture."""
+    header = ["trigger", "operation", "from", "to", "guards", "hooks, in order", "deployments"]
+    rows = []
+    for edge in EDGES:
+        operations = dict.fromkeys(row.operation for row in edge.rows if row.operation)
+        rows.append(
+            [
+                code(edge.triggers),
+                code(operations) or "the machine itself",
+                code((state.value for state in edge.sources), "<br>"),
+                f"`{edge.target.value}`",
+                code(guard.name for guard in edge.guards),
+                _hooks(edge),
+                say_kinds(edge.kinds),
+            ]
+        )
+    return table(header, rows)
+
+
+def guards() -> str:
+    """List what a refusing guard tells the caller."""
+    found = dict.fromkeys(guard for row in TRANSITIONS for guard in row.guards)
+    return table(["guard", "when it refuses"], ([f"`{guard.name}`", guard.refusal] for guard in found))
+
+
+def faults() -> str:
+    """List every fault point with where it leads."""
+    gathered: dict[tuple[str, str, State], list[FaultPoint]] = {}
+    for fault in FAULTS:
+        gathered.setdefault((fault.name, fault.fires, fault.leads_to), []).append(fault)
+    rows = []
+    for (name, fires, leads_to), found in gathered.items():
+        kinds = frozenset().union(*(fault.kinds for fault in found))
+        rows.append(
+            [
+                f"`{name}`",
+                code(dict.fromkeys(fault.transition.trigger for fault in found)),
+                code(dict.fromkeys(fault.transition.source.value for fault in found), "<br>"),
+                found[0].hook.kind.value,
+                f"`{fires}`" if fires else "nothing",
+                f"`{leads_to.value}`",
+                say_kinds(kinds),
+            ]
+        )
+    return table(["fault point", "transition", "from", "does", "fires", "leads to", "deployments"], rows)
+
+
+def kinds() -> str:
+    """Say which deployment has which fault point."""
+    every = tuple(ContextCacheDeploymentKind)
+    names = dict.fromkeys(fault.name for fault in FAULTS)
+    points = {kind: fault_points(kind) for kind in every}
+    rows = [[f"`{name}`", *("x" if name in points[kind] else "" for kind in every)] for name in names]
+    rows.append(["number", *(str(len(points[kind])) for kind in every)])
+    return table(["fault point", *(f"`{kind.name}`" for kind in every)], rows)
+
+
+def mermaid(view: View) -> str:
+    """Write one view as a fenced block that forges draw."""
+    return f"```mermaid\n{export('mermaid', view=view)!s}```\n"
+
+
+def lifecycle_page() -> str:
+    """Make docs/lifecycle.md."""
+    parts = [
+        HEAD,
+        mermaid("lifecycle"),
+        HOW_TO_READ,
+        "## States\n",
+        states(),
+        "## Transitions\n",
+        HOOKS,
+        transitions(),
+        "## Guards\n",
+        guards(),
+        "## When a hook fails\n",
+        FAILURES,
+        mermaid("faults"),
+        faults(),
+        "## Fault points of each kind of deployment\n",
+        kinds(),
+    ]
+    return "\n".join(parts)
+
+
+PAGES = {"docs/lifecycle.md": lifecycle_page}
+"""Every page that is made from the code, by its path from the repository root."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the pages, or check them; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Write the pages of docs/ that are made from the code.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page is not up to date")
+    options = parser.parse_args(arguments)
+    stale = []
+    for name, make in PAGES.items():
+        path, content = ROOT / name, make()
+        if path.exists() and path.read_text(encoding="utf-8") == content:
+            continue
+        stale.append(name)
+        if not options.check:
+            path.write_text(content, encoding="utf-8")
+            print(f"wrote {name}")
+    if options.check and stale:
+        print(f"not up to date: {', '.join(stale)}; run scripts/gen_docs.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
