@@ -1,0 +1,105 @@
+"""A llama in NumPy whose keys and values live in pages that it does not own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from demo_runtime.attention import Attention, AttentionShape, KvStore
+from demo_runtime.tiles import Chunk, Floats, embed, last_rows, normalise, project_out, silu
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaShape:
+    """Sizes of a llama: `width` is the hidden size."""
+
+    num_layers: int
+    width: int
+    attention: AttentionShape
+    feed_forward: int
+    vocabulary: int
+    norm_epsilon: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LlamaLayer:
+    """Weights of one layer, float32 `[inputs, outputs]`; products that share an input stand side by side."""
+
+    attention_norm: Floats
+    query_key_value: Floats
+    attention_output: Floats
+    feed_forward_norm: Floats
+    gate_up: Floats
+    down: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LlamaWeights:
+    """All weights. The embedding `[vocabulary, width]` is the output head as well."""
+
+    embedding: Floats
+    layers: Sequence[LlamaLayer]
+    output_norm: Floats
+
+
+class LlamaModel:
+    """The forward pass.
+
+    Args:
+        shape: the sizes.
+        weights: float32 arrays that agree with them.
+        max_sequence_length: positions for which rotations are prepared.
+    """
+
+    def __init__(self, shape: LlamaShape, weights: LlamaWeights, max_sequence_length: int) -> None:
+        self.shape = shape
+        self._weights = weights
+        self._attention = Attention(shape.attention, max_sequence_length)
+
+    def forward(self, chunks: Sequence[Chunk], kv: KvStore) -> Floats:
+        """Compute each chunk on top of what `kv` holds of its sequence, and add its keys and values to `kv`.
+
+        Args:
+            chunks: at most one per slot; the state of all positions below `chunk.start` is in `kv`.
+            kv: read and written through the page table.
+
+        Returns:
+            float32 `[len(chunks), vocabulary]`, the logits after each chunk's last token.
+        """
+        weights, epsilon = self._weights, self.shape.norm_epsilon
+        hidden = embed(weights.embedding, chunks)
+        for index, layer in enumerate(weights.layers):
+            projected = np.matmul(normalise(hidden, layer.attention_norm, epsilon), layer.query_key_value)
+            mixed = self._attention.attend(index, chunks, projected, kv)
+            hidden = hidden + np.matmul(mixed, layer.attention_output)
+            normed = normalise(hidden, layer.feed_forward_norm, epsilon)
+            gate, up = np.split(np.matmul(normed, layer.gate_up), 2, axis=-1)
+            hidden = hidden + np.matmul(silu(gate) * up, layer.down)
+        final = normalise(last_rows(hidden, chunks), weights.output_norm, epsilon)
+        return project_out(weights.embedding, final)
+
+
+def random_llama(shape: LlamaShape, max_sequence_length: int, seed: int) -> LlamaModel:
+    """Return a model of any size with seeded random weights: nonsense, but the same nonsense every time."""
+    generator = np.random.default_rng(seed)
+
+    def matrix(inputs: int, outputs: int) -> Floats:
+        return generator.standard_normal((inputs, outputs), dtype=np.float32) * np.float32(inputs**-0.5)
+
+    ones = np.ones(shape.width, dtype=np.float32)
+    heads_width = shape.attention.num_heads * shape.attention.head_dim
+    layers = [
+        LlamaLayer(
+            attention_norm=ones,
+            query_key_value=matrix(shape.width, shape.attention.projected_width),
+            attention_output=matrix(heads_width, shape.width),
+            feed_forward_norm=ones,
+            gate_up=matrix(shape.width, 2 * shape.feed_forward),
+            down=matrix(shape.feed_forward, shape.width),
+        )
+        for _ in range(shape.num_layers)
+    ]
+    embedding = generator.standard_normal((shape.vocabulary, shape.width), dtype=np.float32)
+    return LlamaModel(shape, LlamaWeights(embedding, layers, ones), max_sequence_length)
