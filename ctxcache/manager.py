@@ -1,133 +1,296 @@
-"""The CUDA-free manager: what the cache knows, who holds which page, and what must go.
+"""The CUDA-free manager: plan, acquire, grow, publish, release.
 
-Single writer, no thread, no lock.
+Single writer, no thread, no lock. The rules are said in `ctxcache.interface.CacheManager`; here arguments are checked,
+and compiled code works on arrays. No Python object exists per block, record or batch row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Protocol
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.ids import ContextCacheExecutionMode, ResourceType
+from ctxcache.arguments import as_count, as_keys, as_rows, check_exact_keys
+from ctxcache.checkpoints import list_lengths
+from ctxcache.config import EXECUTION_MODES
+from ctxcache.core import (
+    CAPACITY,
+    CHECKPOINTS_ALLOWED,
+    COMMITTED,
+    EVICTED,
+    EXISTING,
+    FREE,
+    KNOWN,
+    NUM_BASE,
+    NUM_DRAFT,
+    NUM_NODES,
+    NUM_RECORDS,
+    PAIRED,
+    PAIRED_COMMITS,
+    PUBLISHED,
+    RECLAIMED,
+    REFUSED,
+    RESERVED,
+    RESERVED_LENGTH,
+    RESOURCE_KIND,
+    RESTORED,
+    SERIAL,
+    allocate_core,
+)
+from ctxcache.endpoints import (
+    BEYOND_PAGES,
+    FOUND,
+    NO_CHAIN,
+    NOT_OWN_PREFIX,
+    SLOT_TAKEN,
+    publish_endpoint,
+)
+from ctxcache.errors import ContractError, InvariantError
+from ctxcache.eviction import evict_everything
+from ctxcache.ids import (
+    AcquireStatus,
+    ContextCacheDeploymentKind,
+    ContextCacheExecutionMode,
+    PublishStatus,
+    ResourceType,
+)
+from ctxcache.invariants import check_core
+from ctxcache.lease_arena import LeaseArena
+from ctxcache.leases import (
+    BAD_ROW,
+    BASE_PAGES,
+    BASE_ROWS,
+    DRAFT_PAGES,
+    DRAFT_ROWS,
+    NUM_GROWTH_ENTRIES,
+    STALE,
+    WIDEST_BASE,
+    WIDEST_DRAFT,
+    acquire_lease,
+    count_growth,
+    drop_slots,
+    grow_all,
+    mark_growable,
+    reserve_slots,
+)
 from ctxcache.metrics import PoolOccupancy
 from ctxcache.outcomes import (
+    NO_GROWTH,
     AcquireResult,
-    CacheRecord,
     CacheRequestLease,
     HybridCheckpointKey,
     HybridSnapshotReservation,
     LeaseGrowth,
     ManagerCounters,
     MatchResult,
+    PageGrowth,
     PublishResult,
     ReusePlan,
 )
+from ctxcache.planning import PlanRequest, explain_match, make_plan, match_shared_blocks
+from ctxcache.record_list import RecordList
+
+_VANILLA = ContextCacheExecutionMode.VANILLA
+_PAIRED_MODES = frozenset({ContextCacheExecutionMode.EAGLE, ContextCacheExecutionMode.MTP})
+_CHECKPOINT_KINDS = frozenset(
+    {
+        ContextCacheDeploymentKind.PURE_RECURRENT,
+        ContextCacheDeploymentKind.HYBRID,
+        ContextCacheDeploymentKind.HYBRID_MTP,
+    }
+)
+_REFUSALS = {
+    NOT_OWN_PREFIX: "the keys differ from those of blocks that the lease reused or published; pass its own sequence's keys",
+    NO_CHAIN: "the keys are not one chain behind what is published; hash the whole sequence in one go",
+    BEYOND_PAGES: "that is more than the lease has pages; publish only what lies within them",
+    SLOT_TAKEN: "the reserved slots hold a checkpoint published before; retire them and reserve again",
+}
+_NO_TARGETS = np.empty(0, np.int32)
+_NO_EXACT = np.zeros(4, np.uint64)
 
 
-class RecordsView(Protocol):
-    """The records from least to most recently used; `len()` counts them. A live view; do not mutate while iterating."""
+class ContextCacheManager:
+    """Owns pools, block index, records and leases of one cache. See `CacheManager` for what each method promises.
 
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[CacheRecord]: ...
+    Args:
+        tokens_per_page: tokens in a page, P.
+        num_base_pages: base KV pages; 0 for `PURE_RECURRENT`.
+        num_draft_pages: draft KV pages; only for `EAGLE` and `HYBRID_MTP`.
+        num_recurrent_snapshots: recurrent snapshot slots; only for kinds with recurrent layers.
+        num_partial_kv_snapshots: partial-KV snapshot slots; only for `HYBRID` and `HYBRID_MTP`.
+        max_records: records kept at most; 0 keeps nothing.
+        kind: the deployment, which decides what a plan may reuse.
 
-
-class CacheManager(Protocol):
-    """What `ContextCacheManager` and `ReferenceManager` both are, down to page ids, LRU order and counters.
-
-    `ContextCacheManager(*, tokens_per_page, num_base_pages, num_draft_pages=0, num_recurrent_snapshots=0,
-    num_partial_kv_snapshots=0, max_records=1024, kind=ContextCacheDeploymentKind.VANILLA)`.
-
-    Rules that page ids and order depend on:
-
-    - A fresh pool gives its lowest id first; what was returned last is given first. A lease's release returns its last
-      page first, base before draft, then its restored slots, then its reserved slots.
-    - An evicted record lets go of its base path from the endpoint upwards, as far as nothing else needs the blocks (a
-      block is needed while it has a child or a record ends at it); then of its draft path, last page first; then of
-      its recurrent and its partial-KV slot. What no lease holds returns to its pool in that order.
-    - A record is *ripe* for a kind of resource when evicting it alone is known to free one of that kind at once:
-      base page: nothing else ends at its endpoint, that block has no child and no lease holds its page;
-      draft page: the page of its last paired block is held by nothing else in the cache and by no lease;
-      snapshot slots: it has one, and no lease holds it.
-    - While a demand is lacking something: the least recently used record that is ripe for a lacking kind goes; where
-      there is none, the least recently used one whose base or draft path holds, in a lacking kind, a page that no lease
-      holds. A demand is feasible when in every kind free plus cached-and-unleased resources reach it (those that the
-      plan itself will share do not count as unleased); an infeasible one evicts nothing.
-    - Draft KV at the end of a block depends on the token that follows. So a draft page belongs to a block *and* the block
-      that follows it: two records that share blocks 0..i+1 share the draft pages of 0..i; the draft page of a record's
-      last paired block is the record's own choice (its publisher's page).
+    Raises:
+        ContractError: a negative number, no token a page, or a pool that the kind has no use for.
     """
+
+    def __init__(
+        self,
+        *,
+        tokens_per_page: int,
+        num_base_pages: int,
+        num_draft_pages: int = 0,
+        num_recurrent_snapshots: int = 0,
+        num_partial_kv_snapshots: int = 0,
+        max_records: int = 1024,
+        kind: ContextCacheDeploymentKind = ContextCacheDeploymentKind.VANILLA,
+    ) -> None:
+        self._page_tokens = as_count("tokens_per_page", tokens_per_page, least=1)
+        self._kind = kind
+        self._has_pages = kind is not ContextCacheDeploymentKind.PURE_RECURRENT
+        self._has_checkpoints = kind in _CHECKPOINT_KINDS
+        self._mtp = kind is ContextCacheDeploymentKind.HYBRID_MTP
+        has_drafts = self._mtp or kind is ContextCacheDeploymentKind.EAGLE
+        capacities = (
+            self._pool_size("num_base_pages", num_base_pages, useful=self._has_pages),
+            self._pool_size("num_draft_pages", num_draft_pages, useful=has_drafts),
+            self._pool_size("num_recurrent_snapshots", num_recurrent_snapshots, useful=self._has_checkpoints),
+            self._pool_size(
+                "num_partial_kv_snapshots", num_partial_kv_snapshots, useful=self._has_checkpoints and self._has_pages
+            ),
+        )
+        self._arena = LeaseArena(allocate_core(kind, capacities, as_count("max_records", max_records)))
+        self._state = self._arena.core.state
+        self._records = RecordList(self._arena.core)
+
+    def _pool_size(self, name: str, size: int, *, useful: bool) -> int:
+        size = as_count(name, size)
+        if size and not useful:
+            raise ContractError(f"{name} is {size}, but a {self._kind.name} deployment has no such pool; leave it 0")
+        return size
+
+    @property
+    def tokens_per_page(self) -> int:
+        """Tokens in a page."""
+        return self._page_tokens
+
+    @property
+    def kind(self) -> ContextCacheDeploymentKind:
+        """The deployment."""
+        return self._kind
+
+    # Planning: reads only.
 
     def plan(
         self,
         keys: NDArray[np.uint64],
         num_tokens: int,
         *,
-        mode: ContextCacheExecutionMode = ...,
+        mode: ContextCacheExecutionMode = _VANILLA,
         base_extra_tokens: int = 1,
         draft_extra_tokens: int = 0,
         bypass: bool = False,
         exact_keys: Iterable[HybridCheckpointKey] = (),
     ) -> ReusePlan:
-        """Say what an input of `num_tokens` tokens could reuse now, and what it needs besides. Reads only.
-
-        Args:
-            keys: `uint64[b, 2]`, keys of the input's leading full blocks, `b >= num_tokens // P`; extra rows are ignored.
-            num_tokens: tokens of the input, n >= 1.
-            mode: an execution mode that the deployment kind serves.
-            base_extra_tokens: tokens beyond n that base pages must cover, at least 0.
-            draft_extra_tokens: the same for draft pages; only where the mode runs a paired draft.
-            bypass: look nothing up; `keys` may then be empty.
-            exact_keys: keys of checkpoints to look for, for the lengths that `candidate_checkpoint_lengths` named; only
-                for kinds with recurrent layers.
-
-        Raises:
-            ContractError: any of the above does not hold. `HYBRID_MTP` in mode `VANILLA` plans as a bypass.
-        """
-        ...
-
-    def candidate_checkpoint_lengths(self, keys: NDArray[np.uint64], num_tokens: int) -> NDArray[np.int32]:
-        """Name the exact lengths worth hashing for this input: `int32[c]`, distinct, falling, each in (0, num_tokens).
-
-        There is a checkpoint of each length whose full blocks are those of `keys`; whether its tail matches only the
-        exact key tells. Reads only; costs the matched blocks plus the checkpoints that end on them.
-        """
-        ...
+        """Say what an input could reuse now, and what it needs besides. See `CacheManager.plan`."""
+        request = self._request(keys, num_tokens, mode, base_extra_tokens, draft_extra_tokens, bypass, exact_keys)
+        return make_plan(self._arena.core, request, self)
 
     def match(
         self,
         keys: NDArray[np.uint64],
         num_tokens: int,
         *,
-        mode: ContextCacheExecutionMode = ...,
+        mode: ContextCacheExecutionMode = _VANILLA,
         bypass: bool = False,
         exact_keys: Iterable[HybridCheckpointKey] = (),
     ) -> MatchResult:
-        """Say how far an input matches and what stopped it. Reads only; arguments and errors as of `plan`."""
-        ...
+        """Say how far an input matches and what stopped it. See `CacheManager.match`."""
+        return explain_match(self._arena.core, self._request(keys, num_tokens, mode, 0, 0, bypass, exact_keys))
+
+    def candidate_checkpoint_lengths(self, keys: NDArray[np.uint64], num_tokens: int) -> NDArray[np.int32]:
+        """Name the exact lengths worth hashing for an input. See `CacheManager.candidate_checkpoint_lengths`."""
+        if not self._has_checkpoints:
+            raise ContractError(f"a {self._kind.name} deployment has no checkpoints; plan without exact_keys")
+        request = self._request(keys, num_tokens, EXECUTION_MODES[self._kind][-1], 0, 0, False, ())
+        core = self._arena.core
+        lengths = np.empty(int(self._state[NUM_RECORDS]), np.int32)
+        path = match_shared_blocks(core, request)
+        count = list_lengths(core, path, request.keys, self._page_tokens, request.num_tokens, lengths)
+        return np.unique(lengths[:count])[::-1]
+
+    def _request(
+        self,
+        keys: NDArray[np.uint64],
+        num_tokens: int,
+        mode: ContextCacheExecutionMode,
+        base_extra_tokens: int,
+        draft_extra_tokens: int,
+        bypass: bool,  # noqa: FBT001 - handed through
+        exact_keys: Iterable[HybridCheckpointKey],
+    ) -> PlanRequest:
+        if mode not in EXECUTION_MODES[self._kind]:
+            served = ", ".join(served.name for served in EXECUTION_MODES[self._kind])
+            raise ContractError(f"mode is {mode!r}; a {self._kind.name} deployment serves {served}")
+        num_tokens = as_count("num_tokens", num_tokens, least=1)
+        draft_extra_tokens = as_count("draft_extra_tokens", draft_extra_tokens)
+        paired = mode in _PAIRED_MODES
+        if draft_extra_tokens and not paired:
+            raise ContractError(
+                f"draft_extra_tokens is {draft_extra_tokens}, but {mode.name} runs no paired draft; leave it 0"
+            )
+        # The plain mode of an MTP deployment writes no draft state, so it can use and make no checkpoint.
+        cold = bypass or (self._mtp and not paired)
+        exact = check_exact_keys(exact_keys)
+        if exact and not self._has_checkpoints:
+            raise ContractError(f"exact_keys has entries, but a {self._kind.name} deployment has no checkpoints")
+        return PlanRequest(
+            keys=as_keys(keys, 0 if cold else num_tokens // self._page_tokens),
+            num_tokens=num_tokens,
+            tokens_per_page=self._page_tokens,
+            mode=mode,
+            bypass=cold,
+            has_pages=self._has_pages,
+            has_checkpoints=self._has_checkpoints,
+            paired=paired,
+            base_extra_tokens=as_count("base_extra_tokens", base_extra_tokens),
+            draft_extra_tokens=draft_extra_tokens,
+            exact_keys=exact,
+        )
+
+    # Leases.
 
     def acquire(self, plan: ReusePlan) -> AcquireResult:
-        """Turn a plan into a lease: pin what it reuses, evict what it must, allocate the rest. Whole or not at all.
+        """Turn a plan into a lease, whole or not at all. See `CacheManager.acquire`."""
+        if not isinstance(plan, ReusePlan) or plan._owner is not self:  # noqa: SLF001 - the plan's maker
+            raise ContractError(f"{plan!r} is no plan of this manager; pass one that its plan() returned")
+        last_key, record, serial = plan._proof  # noqa: SLF001
+        paired = plan.execution_mode in _PAIRED_MODES
+        reused, drafts = plan.reused_base_pages.size, plan.reused_draft_pages
+        ask = np.array(
+            (
+                plan.base_page_demand,
+                plan.draft_page_demand,
+                paired,
+                record,
+                serial,
+                self._has_checkpoints and (paired or not self._mtp),
+                plan.matched_base_pages.size if paired and record < 0 else 0,
+            ),
+            np.int64,
+        )
+        arena = self._arena
+        arena.make_room(reused + plan.base_page_demand, drafts.size + plan.draft_page_demand, new_row=True)
+        row = acquire_lease(arena.core, plan.matched_base_pages, last_key, reused, drafts, ask)
+        if row >= 0:
+            return AcquireResult(arena.handle(row), AcquireStatus.ACQUIRED, plan)
+        status = AcquireStatus.STALE_PLAN if row == STALE else AcquireStatus.INSUFFICIENT_CAPACITY
+        return AcquireResult(None, status, plan)
 
-        `STALE_PLAN`: what matched is no longer all there on the same pages (a longer match does not make a plan stale).
-        `INSUFFICIENT_CAPACITY`: also eviction of everything unleased would not do. In both cases nothing has changed.
-        The record that was hit becomes most recently used: the checkpoint that is restored; else the record that ends at
-        the deepest matched block, else the one made last of those through that block. For EAGLE "matched" means paired.
-
-        Raises:
-            ContractError: the plan is another manager's.
-        """
-        ...
+    def release(self, lease: CacheRequestLease) -> None:
+        """Return every hold of the lease. See `CacheManager.release`."""
+        self._arena.release(lease)
 
     def grow(self, lease: CacheRequestLease, base_pages: int = 0, draft_pages: int = 0) -> bool:
-        """Append so many private pages, evicting as `acquire` does; `False`: not enough, nothing has changed.
-
-        Raises:
-            ContractError: a negative number, draft pages for a lease without a paired draft, a released or foreign lease.
-        """
-        ...
+        """Append private pages, whole or not at all. See `CacheManager.grow`."""
+        row = self._arena.row_of(lease)
+        fields = self._arena.core.lease
+        base_target = int(fields[NUM_BASE, row]) + as_count("base_pages", base_pages)
+        draft_target = int(fields[NUM_DRAFT, row]) + as_count("draft_pages", draft_pages)
+        targets = (np.array([target], np.int32) for target in (base_target, draft_target))
+        return self.grow_leases(np.array([row], np.int32), *targets) is not None
 
     def grow_leases(
         self,
@@ -135,17 +298,19 @@ class CacheManager(Protocol):
         base_page_targets: NDArray[np.int32],
         draft_page_targets: NDArray[np.int32] | None = None,
     ) -> LeaseGrowth | None:
-        """Grow many leases to so many pages each, all or none; `None`: not enough, nothing has changed.
-
-        Args:
-            lease_rows: `int32[n]`, `lease.row` of live leases, each at most once.
-            base_page_targets: `int32[n]`, pages that each shall have; at or below the present count nothing grows.
-            draft_page_targets: `int32[n]`, the same for draft pages, or `None`.
-
-        Raises:
-            ContractError: lengths differ; a row is not a live lease's.
-        """
-        ...
+        """Grow many leases, all or none. See `CacheManager.grow_leases`."""
+        rows, base, draft, answer = self._count_growth(lease_rows, base_page_targets, draft_page_targets)
+        if answer is None:
+            return NO_GROWTH
+        if not self._has_pages:
+            return None
+        self._arena.make_room(int(answer[WIDEST_BASE]), int(answer[WIDEST_DRAFT]), new_row=False)
+        base_out = np.empty(3 * answer[BASE_ROWS] + answer[BASE_PAGES], np.int32)
+        draft_out = np.empty(3 * answer[DRAFT_ROWS] + answer[DRAFT_PAGES], np.int32)
+        if not grow_all(self._arena.core, rows, base, draft, answer, base_out, draft_out):
+            return None
+        draft_growth = _page_growth(draft_out, int(answer[DRAFT_ROWS])) if answer[DRAFT_ROWS] else NO_GROWTH.draft
+        return LeaseGrowth(_page_growth(base_out, int(answer[BASE_ROWS])), draft_growth)
 
     def can_grow_leases(
         self,
@@ -153,8 +318,35 @@ class CacheManager(Protocol):
         base_page_targets: NDArray[np.int32],
         draft_page_targets: NDArray[np.int32] | None = None,
     ) -> NDArray[np.bool_]:
-        """Tell for each lease, greedily in order, whether it could grow with those before it that could. Reads only."""
-        ...
+        """Tell which leases could grow, greedily in order. See `CacheManager.can_grow_leases`."""
+        rows, base, draft, _ = self._count_growth(lease_rows, base_page_targets, draft_page_targets)
+        fits = np.empty(rows.size, np.bool_)
+        mark_growable(self._arena.core, rows, base, draft, fits)
+        return fits
+
+    def _count_growth(
+        self,
+        lease_rows: NDArray[np.int32],
+        base_page_targets: NDArray[np.int32],
+        draft_page_targets: NDArray[np.int32] | None,
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int64] | None]:
+        rows = as_rows("lease_rows", lease_rows)
+        base = as_rows("base_page_targets", base_page_targets, rows.size)
+        draft = _NO_TARGETS
+        if draft_page_targets is not None:
+            draft = as_rows("draft_page_targets", draft_page_targets, rows.size)
+        answer = np.empty(NUM_GROWTH_ENTRIES, np.int64)
+        if not count_growth(self._arena.core.lease, self._state, rows, base, draft, answer):
+            return rows, base, draft, None
+        if answer[BAD_ROW] >= 0:
+            position = int(answer[BAD_ROW])
+            raise ContractError(
+                f"lease_rows[{position}] is {int(rows[position])}: no live lease, named before, or a lease without a paired "
+                "draft that was to get draft pages; pass each live lease's row once"
+            )
+        return rows, base, draft, answer
+
+    # Publication.
 
     def publish(
         self,
@@ -164,35 +356,69 @@ class CacheManager(Protocol):
         *,
         draft_state_length: int = 0,
     ) -> PublishResult:
-        """Make the full blocks within `resident_state_length` tokens reusable. Whole or not at all.
+        """Make full blocks reusable, whole or not at all. See `CacheManager.publish`."""
+        if self._has_checkpoints:
+            raise ContractError(f"a {self._kind.name} deployment publishes checkpoints; call publish_checkpoint")
+        row = self._arena.row_of(lease)
+        resident = as_count("resident_state_length", resident_state_length)
+        draft = as_count("draft_state_length", draft_state_length)
+        if draft and self._arena.core.lease[PAIRED, row] != 1:
+            raise ContractError(f"draft_state_length is {draft}, but the lease runs no paired draft; leave it 0")
+        if draft > resident:
+            raise ContractError(
+                f"draft_state_length is {draft}, more than the {resident} resident tokens; pass at most these"
+            )
+        blocks = resident // self._page_tokens
+        if blocks == 0:
+            raise ContractError(
+                f"{resident} resident tokens hold no full block of {self._page_tokens}; publish when there is one"
+            )
+        return self._publish(row, keys, blocks, draft // self._page_tokens, 0, _NO_EXACT)
 
-        Blocks that are indexed already keep their canonical page; the lease's own page stays private to it. Can be called
-        again as the sequence grows.
+    def _publish(
+        self,
+        row: int,
+        keys: NDArray[np.uint64],
+        blocks: int,
+        draft_blocks: int,
+        exact_length: int,
+        exact: NDArray[np.uint64],
+    ) -> PublishResult:
+        core = self._arena.core
+        keys = as_keys(keys, max(blocks, int(core.lease[KNOWN, row])))
+        offer = np.array((row, blocks, draft_blocks, exact_length), np.int64)
+        path = np.empty(blocks, np.int32)
+        answer, record, serial = publish_endpoint(core, keys, exact, offer, path)
+        if answer < 0:
+            if answer not in _REFUSALS:
+                raise InvariantError(
+                    f"publication of {blocks} blocks by lease row {row} found a page that is not its own"
+                )
+            raise ContractError(f"publication of {blocks} blocks refused: {_REFUSALS[answer]}")
+        kept = core.stamp[SERIAL, record] == serial
+        return PublishResult(
+            status=PublishStatus.EXISTING_RECORD if answer == FOUND else PublishStatus.PUBLISHED,
+            record=self._records.view(record) if kept else None,
+            canonical_base_pages=path,
+            published_full_block_count=int(core.lease[PUBLISHED, row]),
+        )
 
-        Args:
-            lease: a lease of this manager, of an attention-only kind.
-            keys: `uint64[b, 2]` of the sequence from its first block, with a row for every published block and for every
-                block that the lease reused or published before. Extra rows are ignored.
-            resident_state_length: leading tokens whose state is materialised and complete in the lease's base pages.
-            draft_state_length: the same in the lease's draft pages, at most `resident_state_length`; only for EAGLE leases.
-
-        Raises:
-            ContractError: no full block; more blocks than pages; keys that differ from those the lease reused or
-                published; keys that are no chain; a released or foreign lease; a kind that publishes checkpoints.
-        """
-        ...
+    # Checkpoints of recurrent state.
 
     def reserve_snapshots(self, lease: CacheRequestLease, exact_length: int) -> HybridSnapshotReservation | None:
-        """Take the slots for one capture at `exact_length` tokens, evicting as `acquire` does.
-
-        One recurrent slot; one partial-KV slot too where the deployment has attention and the length is not page-aligned,
-        with MTP always. `None` is pressure: nothing has changed, skip this checkpoint.
-
-        Raises:
-            ContractError: the lease has a reservation already; a length below 1 or beyond the lease's pages; a kind
-                without recurrent layers; a lease that may not publish checkpoints (MTP deployments in mode VANILLA).
-        """
-        ...
+        """Take the slots for one capture; `None` under pressure. See `CacheManager.reserve_snapshots`."""
+        row = self._checkpoint_row(lease)
+        fields = self._arena.core.lease
+        length = as_count("exact_length", exact_length, least=1)
+        if fields[RESERVED, row] >= 0:
+            raise ContractError("the lease holds a reservation already; publish and retire it first")
+        if self._has_pages and length > fields[NUM_BASE, row] * self._page_tokens:
+            raise ContractError(f"exact_length is {length}, beyond the lease's {int(fields[NUM_BASE, row])} pages")
+        needs_partial = self._has_pages and (self._mtp or length % self._page_tokens != 0)
+        if not reserve_slots(self._arena.core, row, length, int(needs_partial)):
+            return None
+        recurrent, partial = (int(slot) for slot in fields[RESERVED : RESERVED + 2, row])
+        return HybridSnapshotReservation(recurrent, partial if needs_partial else None)
 
     def publish_checkpoint(
         self,
@@ -201,73 +427,113 @@ class CacheManager(Protocol):
         checkpoint: HybridCheckpointKey,
         reservation: HybridSnapshotReservation,
     ) -> PublishResult:
-        """Make the captured state at `checkpoint.exact_length` reusable, with the full blocks that it shares.
-
-        A checkpoint already recorded is touched; the reservation then stays the lease's. Otherwise the record holds the
-        reserved slots too. Either way `retire_snapshots` ends the lease's own hold.
-
-        Args:
-            lease: the lease whose slots these are.
-            keys: as in `publish`, with a row for every full block within the exact length.
-            checkpoint: key and length of the state.
-            reservation: what `reserve_snapshots` gave for this very length.
-
-        Raises:
-            ContractError: as `publish`; a reservation that is not the lease's, or was made for another length.
-        """
-        ...
+        """Make captured state reusable at its exact length. See `CacheManager.publish_checkpoint`."""
+        row = self._checkpoint_row(lease)
+        self._check_reservation(row, reservation)
+        (checkpoint,) = check_exact_keys((checkpoint,))
+        length = checkpoint.exact_length
+        if length != self._arena.core.lease[RESERVED_LENGTH, row]:
+            reserved = int(self._arena.core.lease[RESERVED_LENGTH, row])
+            raise ContractError(
+                f"the checkpoint's exact length is {length}, but the slots were reserved for {reserved}"
+            )
+        full_blocks = length // self._page_tokens
+        keys = as_keys(keys, full_blocks)
+        digest = checkpoint.exact_prefix_digest
+        anchor = keys[full_blocks - 1] if full_blocks else (0, 0)
+        exact = np.array((digest.hi, digest.lo, *anchor), np.uint64)
+        shared = 0
+        if self._has_pages:
+            shared = (length - 1) // self._page_tokens if self._mtp else full_blocks
+        return self._publish(row, keys, shared, shared if self._mtp else 0, length, exact)
 
     def retire_snapshots(self, lease: CacheRequestLease, reservation: HybridSnapshotReservation) -> None:
-        """End the lease's hold on its reserved slots: a record keeps them, or they return to their pools.
-
-        Raises:
-            ContractError: a reservation that is not the lease's.
-        """
-        ...
+        """End the lease's hold on its reserved slots. See `CacheManager.retire_snapshots`."""
+        row = self._arena.row_of(lease)
+        self._check_reservation(row, reservation)
+        drop_slots(self._arena.core, row, RESERVED)
 
     def release_restored_snapshots(self, lease: CacheRequestLease) -> None:
-        """End the lease's hold on the slots that it was restored from, once that is proven. Twice is harmless."""
-        ...
+        """End the lease's hold on the slots it was restored from. See `CacheManager.release_restored_snapshots`."""
+        drop_slots(self._arena.core, self._arena.row_of(lease), RESTORED)
 
-    def release(self, lease: CacheRequestLease) -> None:
-        """Return every hold of the lease: shared pages, private pages, restored and reserved slots.
+    def _checkpoint_row(self, lease: CacheRequestLease) -> int:
+        row = self._arena.row_of(lease)
+        if self._arena.core.lease[CHECKPOINTS_ALLOWED, row] != 1:
+            raise ContractError(
+                f"this lease of a {self._kind.name} deployment makes no checkpoints; its state is not captured"
+            )
+        return row
 
-        Raises:
-            ContractError: released before, or another manager's.
-        """
-        ...
+    def _check_reservation(self, row: int, reservation: HybridSnapshotReservation) -> None:
+        recurrent, partial = (int(slot) for slot in self._arena.core.lease[RESERVED : RESERVED + 2, row])
+        held = HybridSnapshotReservation(recurrent, partial if partial >= 0 else None) if recurrent >= 0 else None
+        if reservation != held or held is None:
+            raise ContractError(
+                f"{reservation!r} is not what the lease holds ({held!r}); pass its own reservation, once"
+            )
+
+    # The whole cache.
 
     def clear(self) -> None:
-        """Evict every record, least recently used first, and forget lately evicted keys.
-
-        Raises:
-            ContractError: a lease is out.
-        """
-        ...
+        """Evict every record. See `CacheManager.clear`."""
+        if self.num_leases:
+            raise ContractError(f"{self.num_leases} leases are out; release them before clear()")
+        evict_everything(self._arena.core)
 
     def pool(self, resource_type: ResourceType) -> PoolOccupancy:
         """Return free and capacity of one pool."""
-        ...
+        kind = RESOURCE_KIND[resource_type]
+        return PoolOccupancy(int(self._state[FREE + kind]), int(self._state[CAPACITY + kind]))
 
     @property
-    def records(self) -> RecordsView:
+    def records(self) -> RecordList:
         """The records from least to most recently used."""
-        ...
+        return self._records
 
     @property
     def num_leases(self) -> int:
         """How many leases are out."""
-        ...
+        return len(self._arena)
 
     @property
     def num_indexed_blocks(self) -> int:
         """How many blocks the index holds: those that a lookup can reach."""
-        ...
+        return int(self._state[NUM_NODES])
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of index, tree, pools, records and LRU order: what the cache costs apart from the leases that are out."""
+        return self._arena.core.cache_bytes
 
     def counters(self) -> ManagerCounters:
         """Return the totals."""
-        ...
+        committed, existing, refused, paired, evicted = (
+            int(self._state[entry]) for entry in (COMMITTED, EXISTING, REFUSED, PAIRED_COMMITS, EVICTED)
+        )
+        base, draft, recurrent, partial = (int(count) for count in self._state[RECLAIMED : RECLAIMED + 4])
+        return ManagerCounters(
+            publication_attempts=committed + existing + refused,
+            committed_publications=committed,
+            existing_publications=existing,
+            refused_publications=refused,
+            spec_pair_publications=paired,
+            evicted_records=evicted,
+            reclaimed_base_kv_pages=base,
+            reclaimed_draft_kv_pages=draft,
+            reclaimed_recurrent_snapshots=recurrent,
+            reclaimed_partial_kv_snapshots=partial,
+        )
 
     def check_invariants(self) -> None:
-        """Check the five invariants in full; `InvariantError` names the first that does not hold. Costs O(cache)."""
-        ...
+        """Check the five invariants in full; `InvariantError` names the first that does not hold."""
+        check_core(self._arena.core)
+
+
+def _page_growth(out: NDArray[np.int32], num_rows: int) -> PageGrowth:
+    return PageGrowth(
+        indices=out[:num_rows],
+        first_page_indices=out[num_rows : 2 * num_rows],
+        page_counts=out[2 * num_rows : 3 * num_rows],
+        page_ids=out[3 * num_rows :],
+    )

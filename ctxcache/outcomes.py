@@ -7,7 +7,7 @@ Handles (`CacheRequestLease`, `CacheRecord`) ask the manager that made them thro
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NoReturn, Protocol, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,7 +98,7 @@ class ReusePlan:
     spec_replay_mode: SpecReplayMode
     _owner: object = field(repr=False)
     """The manager that made the plan."""
-    _proof: tuple[int, ...] = field(repr=False)
+    _proof: Any = field(repr=False)
     """What that manager looks at again in `acquire` to see whether the plan still holds."""
 
 

@@ -1,0 +1,62 @@
+"""Checks of what callers pass to the manager. Arrays that are right already pass without a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxcache.errors import ContractError
+from ctxcache.ids import Hash128
+from ctxcache.outcomes import HybridCheckpointKey
+
+_LIMIT = 1 << 31
+
+
+def as_count(name: str, value: int, *, least: int = 0) -> int:
+    """Return a whole number in [least, 2**31)."""
+    if type(value) is not int:
+        if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+            raise ContractError(f"{name} is {value!r}; pass an integer of at least {least}")
+        value = int(value)
+    if not least <= value < _LIMIT:
+        raise ContractError(f"{name} is {value}; it must be at least {least} and below 2**31")
+    return value
+
+
+def as_keys(keys: NDArray[np.uint64], num_blocks: int) -> NDArray[np.uint64]:
+    """Return block keys as contiguous, writable `uint64[b, 2]` with at least so many rows."""
+    if not isinstance(keys, np.ndarray) or keys.dtype != np.uint64 or keys.ndim != 2 or keys.shape[1] != 2:
+        raise ContractError(f"keys is {_said(keys)}; pass uint64[b, 2] as hash_full_blocks returns it")
+    if keys.shape[0] < num_blocks:
+        raise ContractError(f"keys has {keys.shape[0]} rows; {num_blocks} are needed, one for each full block")
+    if keys.flags.c_contiguous and keys.flags.writeable and keys.flags.aligned:
+        return keys
+    return np.array(keys[:num_blocks], order="C")
+
+
+def as_rows(name: str, values: NDArray[np.int32], size: int | None = None) -> NDArray[np.int32]:
+    """Return a one-dimensional contiguous, writable int32 array, of the given size if there is one."""
+    if not isinstance(values, np.ndarray) or values.dtype != np.int32 or values.ndim != 1:
+        raise ContractError(f"{name} is {_said(values)}; pass int32[n]")
+    if size is not None and values.size != size:
+        raise ContractError(f"{name} has {values.size} entries for {size} leases; pass one for each")
+    if values.flags.c_contiguous and values.flags.writeable and values.flags.aligned:
+        return values
+    return np.array(values, order="C")
+
+
+def check_exact_keys(exact_keys: Iterable[HybridCheckpointKey]) -> tuple[HybridCheckpointKey, ...]:
+    """Return checkpoint keys as a tuple, each with a digest and a length of at least 1."""
+    checked = tuple(exact_keys)
+    for key in checked:
+        if not isinstance(key, HybridCheckpointKey) or not isinstance(key.exact_prefix_digest, Hash128):
+            raise ContractError(f"{key!r} is no checkpoint key; pass HybridCheckpointKey(Hash128(...), length)")
+        as_count("exact_length", key.exact_length, least=1)
+    return checked
+
+
+def _said(value: Any) -> str:
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else repr(type(value))

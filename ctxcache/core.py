@@ -1,0 +1,208 @@
+"""The manager's memory: a structure of arrays that compiled code works on, and the names of its rows.
+
+Every array is allocated once, for the whole pool; only the lease arena grows. A base page id is also the id of the
+block (tree node) that the page is canonical for. `-1` stands for "none" in every array of ids.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxcache.ids import ContextCacheDeploymentKind, ResourceType
+
+Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
+Words = NDArray[np.uint64]
+Flags = NDArray[np.bool_]
+
+# Kinds of resources: the order of the four pools in every array that has a row or an entry for each.
+BASE, DRAFT, RECURRENT, PARTIAL = range(4)
+NUM_RESOURCE_KINDS = 4
+RESOURCE_KIND = {
+    ResourceType.BASE_KV_PAGE: BASE,
+    ResourceType.DRAFT_KV_PAGE: DRAFT,
+    ResourceType.RECURRENT_SNAPSHOT: RECURRENT,
+    ResourceType.PARTIAL_KV_SNAPSHOT: PARTIAL,
+}
+
+# Rows of `Core.node`, by base page id. The last two exist only where drafts are paired.
+PARENT, FIRST_CHILD, NEXT_SIBLING, PREVIOUS_SIBLING = range(4)
+NEWEST = 4  # the record made last of those whose path holds the block; negative: to be found out again
+PAIR_PAGE = 5  # draft page of the *parent's* block, computed with this block as successor
+PAIR_COUNT = 6  # children with a PAIR_PAGE, plus records whose draft path ends at this block
+NUM_NODE_ROWS, NUM_PAIRED_NODE_ROWS = 5, 7
+
+# Rows of `Core.resource`. A pool's entries begin at `state[OFFSET + kind]`; base pages begin at 0.
+ACTIVE = 0  # holds of leases
+CACHED = 1  # holds of the cache: 1 for an indexed base page, records and pairs for the others
+OWNER = 2  # first record that ends at the base page, has the draft page last, or has the snapshot
+FREE_STACK = 3  # per pool: ids that nobody holds, the next one to give last
+NUM_RESOURCE_ROWS = 4
+
+# Rows of `Core.record`. Kinds without checkpoints and drafts have the first three only.
+ENDPOINT, OLDER, NEWER = range(
+    3
+)  # last block of the base path; neighbours in LRU order (NEWER also chains free records)
+NUM_BLOCKS, NUM_PAIRED_BLOCKS, LAST_DRAFT_PAGE = 3, 4, 5
+EXACT_LENGTH, RECURRENT_SLOT, PARTIAL_SLOT = 6, 7, 8
+NEXT_AT_ENDPOINT, PREVIOUS_AT_ENDPOINT, NEXT_AT_DRAFT, PREVIOUS_AT_DRAFT = 9, 10, 11, 12
+NUM_PLAIN_RECORD_ROWS, NUM_RECORD_ROWS = 3, 13
+
+# Rows of `Core.stamp`.
+USED, SERIAL = range(2)  # when used last; number of the publication that made it (0: no record)
+
+# Entries of `Core.state`. The first groups have one entry per kind of resource.
+FREE, IDLE, CAPACITY, OFFSET, QUEUE_SIZE, RECLAIMED = (
+    NUM_RESOURCE_KINDS * i for i in range(6)
+)  # IDLE: cached, unleased
+(
+    CLOCK,
+    LAST_SERIAL,
+    NUM_RECORDS,
+    MAX_RECORDS,
+    OLDEST_RECORD,
+    NEWEST_RECORD,
+    FREE_RECORD,
+    ROOT_RECORD,  # first record that ends before the first full block
+    NUM_NODES,
+    HAS_CHECKPOINTS,
+    HAS_PAIRS,
+    EXTENDED_RECORDS,
+    NUM_LEASES,
+    FREE_LEASE,
+    FRESH_LEASES,  # rows that were never given out begin here
+    MARK,
+    COMMITTED,
+    EXISTING,
+    REFUSED,
+    PAIRED_COMMITS,
+    EVICTED,
+) = range(NUM_RESOURCE_KINDS * 6, NUM_RESOURCE_KINDS * 6 + 21)
+NUM_STATE_ENTRIES = NUM_RESOURCE_KINDS * 6 + 21
+
+# Rows of `Core.lease`, by lease row.
+GENERATION, LIVE, NUM_BASE, NUM_DRAFT, PAIRED = range(5)  # PAIRED: runs a paired draft
+RESTORED = 5  # + 0 recurrent, + 1 partial: slots that the lease was restored from
+RESERVED = 7  # + 0 recurrent, + 1 partial: slots reserved for a capture
+RESERVED_LENGTH = 9
+PUBLISHED = 10  # full blocks that the lease itself has published
+KNOWN = 11  # full blocks whose identity is settled: reused or published; `lease_key` is the key of the last one
+CHECKPOINTS_ALLOWED = 12
+LEASE_MARK = 13  # `state[MARK]` of the last batch call that named the row; also chains free rows
+NUM_LEASE_ROWS = 14
+
+GHOSTS = 4096
+"""Entries of the direct-mapped memory of lately evicted keys."""
+
+_SLOTS_PER_KEY = 1.6  # open addressing at a load of 0.625 when every page is indexed
+_INITIAL_LEASES, _INITIAL_LEASE_PAGES = 16, 16
+
+
+class Core(NamedTuple):
+    """All that compiled code needs; see the row names above.
+
+    `N` base pages, `R` records at most (one more than the limit: a record is made before the oldest goes), `A` rows of
+    the lease arena.
+    """
+
+    key: Words  # [N, 2] key of each indexed block, (hi, lo)
+    slot: Int32s  # open addressing: block by key
+    node: Int32s  # [5 or 7, N] the tree of blocks
+    resource: Int32s  # [4, all resources] holds, and the pools' free stacks
+    record: Int32s  # [3 or 13, R]
+    stamp: Int64s  # [2, R]
+    queue: Int32s  # [2 * kinds, R] a heap of ripe records, oldest use first, per kind; and each record's place in it
+    exact_key: Words  # [R or 0, 2] exact-prefix digest of each checkpoint
+    exact_slot: Int32s  # open addressing: record by exact-prefix digest
+    anchor: Words  # [R or 0, 2] key of a checkpoint's last full block, where blocks are not indexed
+    ghost: Words  # [GHOSTS] low word of lately evicted keys, at index `low word % GHOSTS`
+    state: Int64s
+    lease: Int32s  # [14, A]
+    lease_key: Words  # [A, 2]
+    base_rows: Int32s  # [A, width] base pages of each lease
+    draft_rows: Int32s  # [A, width]
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of all arrays but the lease arena: what the cache costs, however many leases are out."""
+        return sum(array.nbytes for array in self[: self._fields.index("lease")])
+
+
+def allocate_core(kind: ContextCacheDeploymentKind, capacities: tuple[int, int, int, int], max_records: int) -> Core:
+    """Allocate empty pools of the given capacities, in the order of the kinds of resources."""
+    num_pages, _, num_recurrent, _ = capacities
+    recurrent_only = kind is ContextCacheDeploymentKind.PURE_RECURRENT
+    checkpoints = recurrent_only or kind in {ContextCacheDeploymentKind.HYBRID, ContextCacheDeploymentKind.HYBRID_MTP}
+    pairs = kind in {ContextCacheDeploymentKind.EAGLE, ContextCacheDeploymentKind.HYBRID_MTP}
+    extended = checkpoints or pairs
+    num_records = min(max_records, num_recurrent if checkpoints else num_pages) + 1
+    num_exact = num_records if checkpoints else 0
+    core = Core(
+        key=np.zeros((num_pages, 2), np.uint64),
+        slot=_empty_slots(num_pages),
+        node=np.full((NUM_PAIRED_NODE_ROWS if pairs else NUM_NODE_ROWS, num_pages), -1, np.int32),
+        resource=np.zeros((NUM_RESOURCE_ROWS, sum(capacities)), np.int32),
+        record=np.full((NUM_RECORD_ROWS if extended else NUM_PLAIN_RECORD_ROWS, num_records), -1, np.int32),
+        stamp=np.zeros((2, num_records), np.int64),
+        queue=np.full((2 * (NUM_RESOURCE_KINDS if extended else 1), num_records), -1, np.int32),
+        exact_key=np.zeros((num_exact, 2), np.uint64),
+        exact_slot=_empty_slots(num_exact),
+        anchor=np.zeros((num_records if recurrent_only else 0, 2), np.uint64),
+        ghost=np.zeros(GHOSTS, np.uint64),
+        state=np.zeros(NUM_STATE_ENTRIES, np.int64),
+        lease=np.full((NUM_LEASE_ROWS, _INITIAL_LEASES), -1, np.int32),
+        lease_key=np.zeros((_INITIAL_LEASES, 2), np.uint64),
+        base_rows=np.empty((_INITIAL_LEASES, _INITIAL_LEASE_PAGES), np.int32),
+        draft_rows=np.empty((_INITIAL_LEASES, _INITIAL_LEASE_PAGES if pairs else 0), np.int32),
+    )
+    core.lease[[GENERATION, LIVE]] = 0
+    if pairs:
+        core.node[PAIR_COUNT] = 0
+    core.resource[OWNER] = -1
+    core.record[NEWER, :-1] = np.arange(1, num_records)
+    state = core.state
+    for name in (OLDEST_RECORD, NEWEST_RECORD, ROOT_RECORD, FREE_LEASE):
+        state[name] = -1
+    state[[MAX_RECORDS, HAS_CHECKPOINTS, HAS_PAIRS, EXTENDED_RECORDS]] = max_records, checkpoints, pairs, extended
+    offset = 0
+    for index, capacity in enumerate(capacities):
+        state[[FREE + index, CAPACITY + index, OFFSET + index]] = capacity, capacity, offset
+        core.resource[FREE_STACK, offset : offset + capacity] = np.arange(capacity - 1, -1, -1)
+        offset += capacity
+    return core
+
+
+def with_larger_arena(core: Core, num_leases: int, num_base_pages: int, num_draft_pages: int) -> Core:
+    """Return a core whose arena has at least so many rows and columns, doubling; nothing else is touched or copied."""
+    rows = _doubled(core.lease.shape[1], num_leases)
+    base_width = _doubled(core.base_rows.shape[1], num_base_pages)
+    draft_width = _doubled(core.draft_rows.shape[1], num_draft_pages)
+    lease = np.full((NUM_LEASE_ROWS, rows), -1, np.int32)
+    lease[[GENERATION, LIVE]] = 0
+    lease[:, : core.lease.shape[1]] = core.lease
+    return core._replace(
+        lease=lease,
+        lease_key=_enlarged(core.lease_key, rows, 2),
+        base_rows=_enlarged(core.base_rows, rows, base_width),
+        draft_rows=_enlarged(core.draft_rows, rows, draft_width),
+    )
+
+
+def _empty_slots(num_keys: int) -> Int32s:
+    return np.full(max(8, int(num_keys * _SLOTS_PER_KEY)), -1, np.int32)
+
+
+def _doubled(present: int, wanted: int) -> int:
+    size = max(present, 1) if wanted else present
+    while size < wanted:
+        size *= 2
+    return size
+
+
+def _enlarged(array: NDArray[Any], rows: int, width: int) -> NDArray[Any]:
+    larger = np.zeros((rows, width), array.dtype)
+    larger[: array.shape[0], : array.shape[1]] = array
+    return larger

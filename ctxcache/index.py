@@ -1,0 +1,222 @@
+"""Which block has which key, and which block follows which: open addressing beside a tree of blocks.
+
+Prefix closure (an indexed block's ancestors are indexed) lets a lookup search for the deepest indexed key instead of
+probing every block.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ctxcache.core import (
+    ENDPOINT,
+    EXTENDED_RECORDS,
+    FIRST_CHILD,
+    GHOSTS,
+    NEWEST,
+    NEXT_AT_ENDPOINT,
+    NEXT_SIBLING,
+    NUM_NODES,
+    OWNER,
+    PARENT,
+    PREVIOUS_SIBLING,
+    SERIAL,
+    Core,
+    Int32s,
+    Words,
+)
+from ctxcache.jit import njit
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_HALF = np.uint64(32)
+_GHOST_MASK = np.uint64(GHOSTS - 1)
+
+
+@njit
+def home_of(low: np.uint64, num_slots: int) -> int:
+    """Return the slot where the search for a key with this low word begins."""
+    spread = (low * _GOLDEN) >> _HALF
+    return int(np.int64((spread * np.uint64(num_slots)) >> _HALF))
+
+
+@njit
+def find(key: Words, slot: Int32s, high: np.uint64, low: np.uint64) -> int:
+    """Return the id with this key, or -1."""
+    at = home_of(low, slot.size)
+    while True:
+        found = slot[at]
+        if found < 0 or (key[found, 1] == low and key[found, 0] == high):
+            return found
+        at += 1
+        if at == slot.size:
+            at = 0
+
+
+@njit
+def insert(key: Words, slot: Int32s, new: int, high: np.uint64, low: np.uint64) -> bool:
+    """Give `new` this key; `False`, and nothing changed, when another id has it."""
+    at = home_of(low, slot.size)
+    while True:
+        found = slot[at]
+        if found < 0:
+            slot[at] = new
+            key[new, 0] = high
+            key[new, 1] = low
+            return True
+        if key[found, 1] == low and key[found, 0] == high:
+            return False
+        at += 1
+        if at == slot.size:
+            at = 0
+
+
+@njit
+def remove(key: Words, slot: Int32s, old: int) -> None:
+    """Take `old` out. Later entries of its run move back, so that no search meets a gap (and no tombstone piles up)."""
+    size = slot.size
+    gap = home_of(key[old, 1], size)
+    while slot[gap] != old:
+        gap = gap + 1 if gap + 1 < size else 0
+    at = gap
+    while True:
+        at = at + 1 if at + 1 < size else 0
+        moved = slot[at]
+        if moved < 0:
+            break
+        travelled = at - home_of(key[moved, 1], size)
+        to_gap = at - gap
+        if (travelled if travelled >= 0 else travelled + size) >= (to_gap if to_gap >= 0 else to_gap + size):
+            slot[gap] = moved
+            gap = at
+    slot[gap] = -1
+
+
+@njit
+def find_deepest(key: Words, slot: Int32s, keys: Words, num_blocks: int) -> tuple[int, int]:
+    """Return how many leading blocks of `keys` are indexed, and the last of them (-1): O(log blocks) probes."""
+    if num_blocks == 0:
+        return 0, -1
+    deepest = find(key, slot, keys[num_blocks - 1, 0], keys[num_blocks - 1, 1])
+    if deepest >= 0:
+        return num_blocks, deepest
+    matched, unmatched = 0, num_blocks
+    step = 1
+    while unmatched - matched > 1:
+        # Gallop from the front until something is missing, then halve.
+        middle = matched + step if matched + step < unmatched else (matched + unmatched) // 2
+        found = find(key, slot, keys[middle - 1, 0], keys[middle - 1, 1])
+        if found >= 0:
+            matched, deepest = middle, found
+            step *= 2
+        else:
+            unmatched = middle
+            step = num_blocks
+    return matched, deepest
+
+
+@njit
+def write_path(core: Core, deepest: int, path: Int32s) -> bool:
+    """Fill `path` with the blocks that end at `deepest`; `False` when that block is not so deep as `path` is long."""
+    at = deepest
+    for i in range(path.size - 1, -1, -1):
+        if at < 0:
+            return False
+        path[i] = at
+        at = core.node[PARENT, at]
+    return at < 0
+
+
+@njit
+def link(core: Core, child: int, parent: int) -> None:
+    """Make `child`, which has no children, a child of `parent` (-1: a first block)."""
+    core.state[NUM_NODES] += 1
+    core.node[PARENT, child] = parent
+    core.node[FIRST_CHILD, child] = -1
+    core.node[PREVIOUS_SIBLING, child] = -1
+    core.node[NEXT_SIBLING, child] = -1
+    if parent < 0:
+        return
+    first = core.node[FIRST_CHILD, parent]
+    core.node[NEXT_SIBLING, child] = first
+    if first >= 0:
+        core.node[PREVIOUS_SIBLING, first] = child
+    core.node[FIRST_CHILD, parent] = child
+
+
+@njit
+def unlink(core: Core, child: int) -> None:
+    """Take a childless block out of the tree and out of the index, and remember that its key was there."""
+    core.state[NUM_NODES] -= 1
+    parent = core.node[PARENT, child]
+    before = core.node[PREVIOUS_SIBLING, child]
+    after = core.node[NEXT_SIBLING, child]
+    if after >= 0:
+        core.node[PREVIOUS_SIBLING, after] = before
+    if before >= 0:
+        core.node[NEXT_SIBLING, before] = after
+    elif parent >= 0:
+        core.node[FIRST_CHILD, parent] = after
+    low = core.key[child, 1]
+    core.ghost[low & _GHOST_MASK] = low
+    remove(core.key, core.slot, child)
+
+
+@njit
+def note_newest(core: Core, block: int, made: int) -> None:
+    """Make `made` the newest record of `block` and of all its ancestors: it has just been made there."""
+    while block >= 0:
+        core.node[NEWEST, block] = made
+        block = core.node[PARENT, block]
+
+
+@njit
+def forget_newest(core: Core, gone: int) -> None:
+    """Let no block name a record that goes. Where it is the newest, it is so all the way down to its endpoint."""
+    block = core.record[ENDPOINT, gone]
+    while block >= 0 and core.node[NEWEST, block] == gone:
+        core.node[NEWEST, block] = -1
+        block = core.node[PARENT, block]
+
+
+@njit
+def newest_through(core: Core, block: int) -> int:
+    """Return the record made last of those whose path holds `block`.
+
+    Where it is not known any more, it is found among the children, which may have to be asked first, and is noted. A
+    block in work holds `-2 - best so far` (so -1: none so far, or nothing known).
+    """
+    node, serial = core.node, core.stamp[SERIAL]
+    if node[NEWEST, block] >= 0:
+        return node[NEWEST, block]
+    at = block
+    node[NEWEST, at] = -2 - _newest_ending_at(core, at)
+    child = node[FIRST_CHILD, at]
+    while True:
+        if child < 0:
+            node[NEWEST, at] = -2 - node[NEWEST, at]
+            if at == block:
+                return node[NEWEST, at]
+            child = at
+            at = node[PARENT, at]
+        elif node[NEWEST, child] < 0:
+            at = child
+            node[NEWEST, at] = -2 - _newest_ending_at(core, at)
+            child = node[FIRST_CHILD, at]
+        else:
+            best = -2 - node[NEWEST, at]
+            candidate = node[NEWEST, child]
+            if best < 0 or serial[candidate] > serial[best]:
+                node[NEWEST, at] = -2 - candidate
+            child = node[NEXT_SIBLING, child]
+
+
+@njit
+def _newest_ending_at(core: Core, block: int) -> int:
+    best = core.resource[OWNER, block]
+    if core.state[EXTENDED_RECORDS] and best >= 0:
+        other = core.record[NEXT_AT_ENDPOINT, best]
+        while other >= 0:
+            if core.stamp[SERIAL, other] > core.stamp[SERIAL, best]:
+                best = other
+            other = core.record[NEXT_AT_ENDPOINT, other]
+    return best
