@@ -1,1 +1,159 @@
-"""A context cache coordinator for LLM runtimes, on Numba-CUDA."""
+"""A context cache coordinator for LLM runtimes, on Numba-CUDA.
+
+State that prompts have already cost (paged keys and values, recurrent state, draft state) stays on the device and is
+reused by later requests that start with the same tokens. `ContextCacheCoordinator` is where to begin reading.
+"""
+
+from ctxcache.admission import (
+    ContextCacheBatchAdmission,
+    ContextCacheBatchAdvance,
+    ContextCacheSequenceAdmission,
+    ContextCacheSequenceAdvance,
+    DecodingKvHeadroom,
+)
+from ctxcache.batch import StagedHybridPublication
+from ctxcache.config import (
+    AttentionLayerConfig,
+    ContextCacheConfig,
+    DeploymentConfig,
+    EngineConfig,
+    RecurrentStateConfig,
+    SpecDecodeConfig,
+    validate_context_cache_deployment,
+)
+from ctxcache.coordinator import ContextCacheCoordinator
+from ctxcache.device.caches import HybridCacheManager
+from ctxcache.device.numba_ops import NumbaDeviceOps
+from ctxcache.device.numpy_ops import NumpyDeviceOps
+from ctxcache.device.ops import DeviceOps, StreamSynchronizer
+from ctxcache.device.page_table import KVPageTable
+from ctxcache.device.resources import ContextCachePhysicalResources
+from ctxcache.device.snapshots import HybridSnapshotStorage, partial_kv_bytes_per_slot, recurrent_bytes_per_slot
+from ctxcache.errors import (
+    ContextCacheError,
+    ContractError,
+    DeploymentError,
+    DeviceError,
+    InvariantError,
+    PoisonedError,
+    RequestFailedError,
+)
+from ctxcache.explain import MatchExplanation
+from ctxcache.handle import (
+    AcquireSequenceResult,
+    AdmissionResult,
+    BeginRequestResult,
+    RequestHandle,
+    RequestSlotToken,
+    RequestState,
+    SequenceState,
+)
+from ctxcache.hashing import hash_exact_prefix, hash_full_blocks
+from ctxcache.identity import AdapterKey, BlockKeyExtras, MediaSpanKey, hash_opaque_identity
+from ctxcache.ids import (
+    AcquireStatus,
+    ContextCacheCommitPolicy,
+    ContextCacheCoordinatorStatus,
+    ContextCacheDeploymentKind,
+    ContextCacheExecutionMode,
+    ContextCacheLookupPolicy,
+    Hash128,
+    LayerType,
+    MissReason,
+    Phase,
+    PublicationPoint,
+    PublishStatus,
+    ResourceType,
+    ReusePlanKind,
+    SpecDecodeMode,
+    SpecReplayMode,
+)
+from ctxcache.manager import ContextCacheManager
+from ctxcache.metrics import ContextCacheMetrics, PoolOccupancy
+from ctxcache.outcomes import (
+    AcquireResult,
+    CacheRecord,
+    CacheRequestLease,
+    HybridCheckpointKey,
+    HybridSnapshotReservation,
+    PublishResult,
+    ReusePlan,
+)
+from ctxcache.session import CoordinatorSession
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AcquireResult",
+    "AcquireSequenceResult",
+    "AcquireStatus",
+    "AdapterKey",
+    "AdmissionResult",
+    "AttentionLayerConfig",
+    "BeginRequestResult",
+    "BlockKeyExtras",
+    "CacheRecord",
+    "CacheRequestLease",
+    "ContextCacheBatchAdmission",
+    "ContextCacheBatchAdvance",
+    "ContextCacheCommitPolicy",
+    "ContextCacheConfig",
+    "ContextCacheCoordinator",
+    "ContextCacheCoordinatorStatus",
+    "ContextCacheDeploymentKind",
+    "ContextCacheError",
+    "ContextCacheExecutionMode",
+    "ContextCacheLookupPolicy",
+    "ContextCacheManager",
+    "ContextCacheMetrics",
+    "ContextCachePhysicalResources",
+    "ContextCacheSequenceAdmission",
+    "ContextCacheSequenceAdvance",
+    "ContractError",
+    "CoordinatorSession",
+    "DecodingKvHeadroom",
+    "DeploymentConfig",
+    "DeploymentError",
+    "DeviceError",
+    "DeviceOps",
+    "EngineConfig",
+    "Hash128",
+    "HybridCacheManager",
+    "HybridCheckpointKey",
+    "HybridSnapshotReservation",
+    "HybridSnapshotStorage",
+    "InvariantError",
+    "KVPageTable",
+    "LayerType",
+    "MatchExplanation",
+    "MediaSpanKey",
+    "MissReason",
+    "NumbaDeviceOps",
+    "NumpyDeviceOps",
+    "Phase",
+    "PoisonedError",
+    "PoolOccupancy",
+    "PublicationPoint",
+    "PublishResult",
+    "PublishStatus",
+    "RecurrentStateConfig",
+    "RequestFailedError",
+    "RequestHandle",
+    "RequestSlotToken",
+    "RequestState",
+    "ResourceType",
+    "ReusePlan",
+    "ReusePlanKind",
+    "SequenceState",
+    "SpecDecodeConfig",
+    "SpecDecodeMode",
+    "SpecReplayMode",
+    "StagedHybridPublication",
+    "StreamSynchronizer",
+    "hash_exact_prefix",
+    "hash_full_blocks",
+    "hash_opaque_identity",
+    "partial_kv_bytes_per_slot",
+    "recurrent_bytes_per_slot",
+    "validate_context_cache_deployment",
+]
