@@ -89,7 +89,7 @@ RESTORED = 5  # + 0 recurrent, + 1 partial: slots that the lease was restored fr
 RESERVED = 7  # + 0 recurrent, + 1 partial: slots reserved for a capture
 RESERVED_LENGTH = 9
 PUBLISHED = 10  # full blocks that the lease itself has published
-KNOWN = 11  # full blocks whose identity is settled: reused or published; `lease_key` is the key of the last one
+KNOWN = 11  # full blocks whose identity is settled: reused or published, with `key` of its page
 CHECKPOINTS_ALLOWED = 12
 LEASE_MARK = 13  # `state[MARK]` of the last batch call that named the row; also chains free rows
 NUM_LEASE_ROWS = 14
@@ -108,7 +108,7 @@ class Core(NamedTuple):
     the lease arena.
     """
 
-    key: Words  # [N, 2] key of each indexed block, (hi, lo)
+    key: Words  # [N, 2] key of each indexed block, and of each known block of a lease, (hi, lo)
     slot: Int32s  # open addressing: block by key
     node: Int32s  # [5 or 7, N] the tree of blocks
     resource: Int32s  # [4, all resources] holds, and the pools' free stacks
@@ -121,7 +121,6 @@ class Core(NamedTuple):
     ghost: Words  # [GHOSTS] low word of lately evicted keys, at index `low word % GHOSTS`
     state: Int64s
     lease: Int32s  # [14, A]
-    lease_key: Words  # [A, 2]
     base_rows: Int32s  # [A, width] base pages of each lease
     draft_rows: Int32s  # [A, width]
 
@@ -154,7 +153,6 @@ def allocate_core(kind: ContextCacheDeploymentKind, capacities: tuple[int, int, 
         ghost=np.zeros(GHOSTS, np.uint64),
         state=np.zeros(NUM_STATE_ENTRIES, np.int64),
         lease=np.full((NUM_LEASE_ROWS, _INITIAL_LEASES), -1, np.int32),
-        lease_key=np.zeros((_INITIAL_LEASES, 2), np.uint64),
         base_rows=np.empty((_INITIAL_LEASES, _INITIAL_LEASE_PAGES), np.int32),
         draft_rows=np.empty((_INITIAL_LEASES, _INITIAL_LEASE_PAGES if pairs else 0), np.int32),
     )
@@ -185,7 +183,6 @@ def with_larger_arena(core: Core, num_leases: int, num_base_pages: int, num_draf
     lease[:, : core.lease.shape[1]] = core.lease
     return core._replace(
         lease=lease,
-        lease_key=_enlarged(core.lease_key, rows, 2),
         base_rows=_enlarged(core.base_rows, rows, base_width),
         draft_rows=_enlarged(core.draft_rows, rows, draft_width),
     )

@@ -82,9 +82,7 @@ def publish_endpoint(core: Core, keys: Words, exact: Words, offer: Int64s, path:
     elif attempt:
         core.state[EXISTING] += 1
     core.lease[PUBLISHED, row] = max(core.lease[PUBLISHED, row], blocks)
-    if blocks > core.lease[KNOWN, row]:
-        core.lease[KNOWN, row] = blocks
-        core.lease_key[row] = keys[blocks - 1]
+    _note_keys(core, keys, row, blocks)
     serial = core.stamp[SERIAL, record]
     enforce_record_limit(core)
     return answer, record, serial
@@ -96,8 +94,7 @@ def _publish(
 ) -> tuple[int, int]:
     if blocks > core.lease[NUM_BASE, row] or draft_blocks > core.lease[NUM_DRAFT, row]:
         return BEYOND_PAGES, -1
-    known = core.lease[KNOWN, row]
-    if known > 0 and (keys[known - 1, 0] != core.lease_key[row, 0] or keys[known - 1, 1] != core.lease_key[row, 1]):
+    if not _is_own_prefix(core, keys, row):
         return NOT_OWN_PREFIX, -1
     standing = -1
     if length > 0:
@@ -130,6 +127,26 @@ def _publish(
         _fill_record(core, made, exact, row, blocks, draft_blocks, length)
     note_newest(core, tip, made)
     return MADE, made
+
+
+@njit
+def _is_own_prefix(core: Core, keys: Words, row: int) -> bool:
+    """Whether the known blocks of the lease have the keys that they had: a leased page's key outlives its record."""
+    for i in range(core.lease[KNOWN, row]):
+        page = core.base_rows[row, i]
+        if core.key[page, 1] != keys[i, 1] or core.key[page, 0] != keys[i, 0]:
+            return False
+    return True
+
+
+@njit
+def _note_keys(core: Core, keys: Words, row: int, blocks: int) -> None:
+    """Settle the identity of blocks just published: also pages that are no canonical ones remember their keys."""
+    for i in range(core.lease[KNOWN, row], blocks):
+        page = core.base_rows[row, i]
+        if core.resource[CACHED, page] == 0:
+            core.key[page] = keys[i]
+    core.lease[KNOWN, row] = max(core.lease[KNOWN, row], blocks)
 
 
 @njit

@@ -105,8 +105,6 @@ def acquire_lease(core: Core, matched: Int32s, last_key: Words, reused: int, dra
     _append_pages(core, row, BASE, ask[ASK_BASE])
     _append_pages(core, row, DRAFT, ask[ASK_DRAFT])
     lease[KNOWN, row] = reused
-    if reused > 0:
-        core.lease_key[row] = core.key[matched[reused - 1]]
     return row
 
 
