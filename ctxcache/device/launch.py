@@ -38,7 +38,7 @@ SIMULATED = bool(config.ENABLE_CUDASIM)
 THREADS = 4 if SIMULATED else 256
 """Threads of a block. The simulator makes an OS thread of each."""
 
-MAX_BLOCKS = (1, 2, 2) if SIMULATED else (1024, 65535, 65535)
+MAX_BLOCKS = (2, 2, 2) if SIMULATED else (1024, 65535, 65535)
 """Most blocks along each axis; kernels loop over what is left."""
 
 _MAX_CACHED_CONFIGURATIONS = 1024
