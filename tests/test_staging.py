@@ -1,0 +1,133 @@
+"""Staging buffers: nothing is overwritten before the device has read it (H23, H25)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from device_support import hybrid_engine, ints
+
+from ctxcache.device import launch
+from ctxcache.device.caches import HybridCacheManager
+from ctxcache.device.numba_ops import NumbaDeviceOps
+from ctxcache.device.page_table import KVPageTable
+from ctxcache.device.staging import StagingRing
+
+
+class SlowBuffer(launch.StagingBuffer):
+    """A buffer whose reader is still running until the test says otherwise."""
+
+    made: list[SlowBuffer] = []  # noqa: RUF012 - emptied by the fixture
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.reading = False
+        self.waits = 0
+        self.made.append(self)
+
+    def mark_used(self, numba_stream: Any) -> None:
+        """The reader has been enqueued."""
+        super().mark_used(numba_stream)
+        self.reading = True
+
+    def is_idle(self) -> bool:
+        """Whether the reader is through."""
+        return not self.reading
+
+    def wait(self) -> None:
+        """Let the reader finish."""
+        self.waits += 1
+        self.reading = False
+
+
+@pytest.fixture
+def made() -> list[SlowBuffer]:
+    """The buffers made so far."""
+    SlowBuffer.made.clear()
+    return SlowBuffer.made
+
+
+def test_a_buffer_is_written_again_only_when_its_reader_is_through(made: list[SlowBuffer]) -> None:
+    """While uploads are outstanding the ring grows; afterwards it turns round its buffers and allocates nothing."""
+    ring = StagingRing(SlowBuffer)
+    for _ in range(3):
+        ring.give_back(ring.take(100), None)
+    assert len(made) == 3
+    made[0].reading = False
+    assert ring.take(100) is made[0]
+    ring.give_back(made[0], None)
+    made[1].reading = made[2].reading = made[0].reading = False
+    for turn in range(9):
+        buffer = ring.take(100)
+        assert buffer is made[(turn + 1) % 3]
+        ring.give_back(buffer, None)
+        made[(turn + 1) % 3].reading = False
+    assert len(made) == len(ring) == 3
+
+
+def test_the_oldest_reader_is_waited_for_when_the_ring_is_full(made: list[SlowBuffer]) -> None:
+    """A stream far behind does not make the ring grow for ever: at 64 buffers the oldest is waited for."""
+    ring = StagingRing(SlowBuffer)
+    for _ in range(70):
+        ring.give_back(ring.take(10), None)
+    assert len(made) == len(ring) == 64
+    assert [buffer.waits for buffer in made] == [1] * 6 + [0] * 58
+
+
+def test_small_buffers_make_room_for_large_ones(made: list[SlowBuffer]) -> None:
+    """A buffer that is too small is replaced, not added to; capacities are powers of two."""
+    ring = StagingRing(SlowBuffer)
+    ring.give_back(ring.take(100), None)
+    made[0].reading = False
+    large = ring.take(100_000)
+    assert large.capacity == 1 << 17
+    ring.give_back(large, None)
+    assert len(ring) == 1
+
+
+def test_a_lost_buffer_is_kept_and_never_used_again(made: list[SlowBuffer]) -> None:
+    """After a failed launch nobody knows whether a reader was enqueued: the buffer stays alive and untouched."""
+    ring = StagingRing(SlowBuffer)
+    lost = ring.take(10)
+    ring.lose(lost)
+    assert ring.take(10) is not lost
+    assert ring._lost == [lost]
+
+
+def test_uploads_behind_a_slow_stream_leave_earlier_buffers_alone(made: list[SlowBuffer]) -> None:
+    """Every op that stages host values takes a new buffer while the stream has not read the earlier ones."""
+    ops = NumbaDeviceOps()
+    ops._ring = StagingRing(SlowBuffer)
+    table = KVPageTable(2, 4, 9, device_ops=ops)
+    cache = HybridCacheManager(hybrid_engine(), None, device_ops=ops)
+    mapping = ops.allocate((2,), "int32")
+    for page in range(3):
+        table.set_row(0, [page, page + 1])
+        table.upload(None)
+    ops.reset_lengths(cache, ints(4, 5), None)
+    ops.upload_mapping(ints(0, -1), mapping, None)
+    ops.zero_recurrent(cache, ints(1), None)
+    assert len(made) == 6
+    heads = [buffer.host[:8].view(np.int32).tolist() for buffer in made]
+    assert heads == [[0, 0], [0, 1], [0, 2], [4, 5], [0, -1], [1, 0]]
+
+
+def test_a_launch_that_fails_loses_its_buffer(made: list[SlowBuffer]) -> None:
+    """The error reaches the caller, the buffer is put away, and the next op works."""
+    ops = NumbaDeviceOps()
+    ops._ring = StagingRing(SlowBuffer)
+    cache = HybridCacheManager(hybrid_engine(), None, device_ops=ops)
+    launch_kernel = ops._launcher.launch
+
+    def fail(*_arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    ops._launcher.launch = fail
+    with pytest.raises(KeyboardInterrupt):
+        ops.reset_lengths(cache, ints(4, 5), None)
+    ops._launcher.launch = launch_kernel
+    assert ops._ring._lost == made
+    assert cache.active_batch_size == 0
+    ops.reset_lengths(cache, ints(4, 5), None)
+    assert ops.to_host(cache.kv_lengths).tolist() == [4, 5, 0]
