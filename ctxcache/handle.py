@@ -75,10 +75,11 @@ class SequenceState:
 class RequestState:
     """A request as it stood when `inspect()` was called.
 
-    `device_work_pending` and `spec_awaiting_first_completion` are read off the state, not kept beside it.
+    `request_slot` is `None` once every lease is released. `device_work_pending` and `spec_awaiting_first_completion` are read off the state, not kept beside it.
     """
 
     owner: ContextCacheCoordinator
+    request_slot: RequestSlotToken | None
     stream: Any
     execution_mode: ContextCacheExecutionMode
     phase: Phase | None
@@ -126,6 +127,7 @@ class RequestHandle:
         sequences = tuple(_view(batch, slot) for slot in range(batch.size)) if self.valid else ()
         return RequestState(
             owner=self._coordinator,
+            request_slot=RequestSlotToken(self._coordinator) if self._occupies_the_slot() else None,
             stream=request.link.stream,
             execution_mode=batch.execution_mode,
             phase=request.phase,
@@ -136,6 +138,10 @@ class RequestHandle:
             pending_compaction_batch_size=compaction.new_batch_size if compaction else -1,
             sequences=sequences,
         )
+
+    def _occupies_the_slot(self) -> bool:
+        custody = self._coordinator._custody  # noqa: SLF001 - two halves of one owner
+        return self._request in (custody.active, custody.quarantined)
 
     def close(self) -> ContextCacheCoordinatorStatus:
         """Abandon the request: drain what is pending, release everything, publish nothing. Idempotent."""
@@ -152,7 +158,7 @@ class RequestHandle:
         else:
             self._coordinator.abandon(self)
 
-    def _request_of(self, coordinator: ContextCacheCoordinator, *, may_be_empty: bool) -> Request:
+    def _request_of(self, coordinator: object, *, may_be_empty: bool) -> Request:
         """Return the request to its own coordinator; refuse others, and empty handles where those mean nothing."""
         if coordinator is not self._coordinator:
             raise ContractError("the request belongs to another coordinator; pass it to the one that admitted it")

@@ -283,6 +283,7 @@ def test_h14_failed_drain_quarantines_until_shutdown_proves_quiet() -> None:
     assert h.free == free
     assert request.phase is Phase.POISONED
     assert not request.valid
+    assert request.inspect().request_slot.owner is h.coordinator
     assert h.coordinator.poisoned
     assert h.coordinator.poison_cause == 700
     assert h.begin(T(10)).status is POISONED
@@ -292,6 +293,7 @@ def test_h14_failed_drain_quarantines_until_shutdown_proves_quiet() -> None:
     assert h.coordinator.shutdown() is OK
     assert h.free == 4
     assert request.phase is None
+    assert request.inspect().request_slot is None
     assert h.begin(T(10)).status is POISONED
     assert h.sync.calls == 3
     metrics = h.metrics

@@ -1,0 +1,195 @@
+"""The coordinator as something that is built, asked and shut down. What it does with a request is told elsewhere."""
+
+from __future__ import annotations
+
+import weakref
+from types import TracebackType
+from typing import Any, Self
+
+from ctxcache.acquisition import Acquirer, effective_lookup_policy
+from ctxcache.admission import ContextCacheBatchAdmission
+from ctxcache.binding import DeviceBinding, bind_device
+from ctxcache.config import EXECUTION_MODES, ContextCacheConfig, DeploymentConfig
+from ctxcache.custody import Custody
+from ctxcache.device.ops import DeviceOps, StreamSynchronizer
+from ctxcache.device.resources import ContextCachePhysicalResources
+from ctxcache.device.streams import same_stream
+from ctxcache.errors import ContractError
+from ctxcache.explain import MatchExplanation, explain_match
+from ctxcache.fsm import require_declared
+from ctxcache.handle import RequestHandle
+from ctxcache.hashing import KeyHasher
+from ctxcache.ids import ContextCacheCoordinatorStatus as Status
+from ctxcache.ids import ContextCacheDeploymentKind, ContextCacheLookupPolicy
+from ctxcache.intake import SequenceIntake, read_admission
+from ctxcache.lifetime import close, end_of_life
+from ctxcache.manager import ContextCacheManager
+from ctxcache.metrics import ContextCacheMetrics, CoordinatorCounters, snapshot
+from ctxcache.request import Request
+
+
+class CoordinatorService:
+    """The life of a coordinator, around the life of its requests: construction, questions, shutdown, recovery."""
+
+    def __init__(
+        self,
+        config: ContextCacheConfig,
+        deployment: DeploymentConfig,
+        deployment_kind: ContextCacheDeploymentKind,
+        resources: ContextCachePhysicalResources,
+        stream: Any,
+        synchronizer: StreamSynchronizer | None = None,
+        *,
+        device_ops: DeviceOps | None = None,
+    ) -> None:
+        self._config = config
+        self._deployment = deployment
+        self._kind = deployment_kind
+        self._counters = CoordinatorCounters()
+        binding = bind_device(
+            config, deployment, deployment_kind, resources, stream, synchronizer, device_ops, self._counters
+        )
+        self._binding: DeviceBinding = binding
+        self._manager = ContextCacheManager(
+            tokens_per_page=deployment.base.tokens_per_page,
+            num_base_pages=binding.num_base_pages,
+            num_draft_pages=binding.num_draft_pages,
+            num_recurrent_snapshots=binding.num_recurrent_snapshots,
+            num_partial_kv_snapshots=binding.num_partial_kv_snapshots,
+            max_records=config.max_records,
+            kind=deployment_kind,
+        )
+        self._acquirer = Acquirer(
+            self._manager,
+            KeyHasher(deployment.base.tokens_per_page, config.hash_key),
+            self._counters,
+            has_checkpoints=binding.link.storage is not None,
+        )
+        self._custody = Custody(self._manager, binding.link)
+        binding.bind(self._custody)
+        self._lifetime = weakref.finalize(self, end_of_life, self._custody, resources)
+
+    def shutdown(self) -> Status:
+        """Stop admitting, and end a quarantine by proving the device idle. Idempotent; published records stay.
+
+        Returns:
+            `OK`; `POISONED` when the drain failed again and the quarantine is kept; `REQUEST_FAILED` while a request is
+            active.
+        """
+        with self._custody.serialised("shutdown"):
+            status = self._custody.shutdown()
+            if status is Status.OK:
+                self._binding.unbind(self._custody)
+            return status
+
+    def recover(self) -> None:
+        """Reopen admission after a poisoning that `shutdown()` has ended with `OK`.
+
+        The caller states with this call that the CUDA context is healthy; after a sticky error it is not.
+
+        Raises:
+            ContractError: there was no poisoning, `shutdown()` has not returned `OK` since, or a resource has been bound to
+                another coordinator meanwhile.
+            InvariantError: the manager's state is damaged; the coordinator stays shut.
+        """
+        with self._custody.serialised("recover"):
+            self._custody.require_recoverable()
+            self._binding.bind(self._custody)
+            self._custody.recover()
+
+    def clear(self) -> None:
+        """Evict every record and forget every key: weights were reloaded, an adapter replaced under its name.
+
+        Raises:
+            ContractError: a request is active or quarantined. Nothing has changed.
+        """
+        with self._custody.serialised("clear"):
+            if self._custody.active is not None or self._custody.quarantined is not None:
+                raise ContractError("clear() is refused while a request is active or quarantined; finish it first")
+            self._manager.clear()
+
+    def explain(self, admission: ContextCacheBatchAdmission) -> list[MatchExplanation]:
+        """Say for each sequence what it would reuse now, and why not more. Changes nothing.
+
+        Raises:
+            ContractError: as for `begin_request`.
+        """
+        with self._custody.serialised("explain"):
+            intakes = read_admission(admission, self._binding.max_batch_size, EXECUTION_MODES[self._kind])
+            policy = self._lookup_policy(admission, intakes)
+            return [
+                explain_match(
+                    index,
+                    intake.tokens.size,
+                    self._acquirer.match(admission, intake, policy),
+                    self._tokens_per_page,
+                )
+                for index, intake in enumerate(intakes)
+            ]
+
+    def metrics(self) -> ContextCacheMetrics:
+        """Return a snapshot of all counters and of the present occupancy."""
+        with self._custody.serialised("metrics"):
+            return snapshot(self._counters, self._manager)
+
+    @property
+    def manager(self) -> ContextCacheManager:
+        """The manager: read it, do not mutate it."""
+        return self._manager
+
+    @property
+    def poisoned(self) -> bool:
+        """Whether a drain has failed, and `recover()` has not been called since."""
+        return self._custody.poisoned
+
+    @property
+    def poison_cause(self) -> BaseException | int | None:
+        """The exception or the code that failed the drain, or `None`."""
+        return self._custody.poison_cause
+
+    @property
+    def stream(self) -> Any:
+        """The coordinator's one stream."""
+        return self._binding.link.stream
+
+    @property
+    def device_ops(self) -> DeviceOps:
+        """The ops that all device work goes through."""
+        return self._binding.link.ops
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        close(self._custody, self._binding.link.resources)
+        if self._custody.shut:
+            self._binding.unbind(self._custody)
+
+    @property
+    def _tokens_per_page(self) -> int:
+        return self._deployment.base.tokens_per_page
+
+    def _lookup_policy(
+        self, admission: ContextCacheBatchAdmission, intakes: list[SequenceIntake]
+    ) -> ContextCacheLookupPolicy:
+        if not self._config.enabled:
+            return ContextCacheLookupPolicy.BYPASS
+        return effective_lookup_policy(admission, intakes, self._kind)
+
+    def _require_own_stream(self, stream: Any) -> None:
+        if not same_stream(stream, self.stream):
+            raise ContractError(f"the request is on stream {stream!r}; this coordinator was built for {self.stream!r}")
+
+    def _of(self, handle: RequestHandle, *, may_be_empty: bool = False) -> Request:
+        """Return the request of one of this coordinator's handles."""
+        if not isinstance(handle, RequestHandle):
+            raise ContractError(f"request is a {type(handle).__name__}; pass the RequestHandle of an admission")
+        return handle._request_of(self, may_be_empty=may_be_empty)  # noqa: SLF001 - two halves of one owner
+
+    def _live(self, handle: RequestHandle, trigger: str) -> Request:
+        """Return the request of a handle, in a state from which the lifecycle has the trigger."""
+        request = self._of(handle)
+        require_declared(request, trigger)
+        return request
