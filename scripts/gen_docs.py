@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -196,8 +197,35 @@ def lifecycle_page() -> str:
     return "\n".join(parts)
 
 
-PAGES = {"docs/lifecycle.md": lifecycle_page}
-"""Every page that is made from the code, by its path from the repository root."""
+MODULES_BEGIN = "<!-- modules: "
+MODULES_END = "<!-- end of modules -->"
+
+
+def modules() -> str:
+    """List every module of the package by folder, with the first sentence of its docstring."""
+    package = ROOT / "ctxcache"
+    rows = []
+    for folder in (package, *sorted(path for path in package.iterdir() if (path / "__init__.py").exists())):
+        for path in sorted(folder.glob("*.py")):
+            text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+            summary = " ".join(text.partition("\n\n")[0].split())
+            rows.append([f"`{path.relative_to(package).as_posix()}`", summary])
+    return table(["module", "what it holds"], rows)
+
+
+def architecture_page() -> str:
+    """Make docs/architecture.md: the page as it is, with its table of modules made anew."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    before, begin, rest = text.partition(MODULES_BEGIN)
+    hint, _, rest = rest.partition("\n")
+    _, end, after = rest.partition(MODULES_END)
+    if not (begin and end):
+        raise SystemExit(f"docs/architecture.md lacks {MODULES_BEGIN!r} or {MODULES_END!r}")
+    return f"{before}{begin}{hint}\n\n{modules()}\n{end}{after}"
+
+
+PAGES = {"docs/architecture.md": architecture_page, "docs/lifecycle.md": lifecycle_page}
+"""Every page that is made from the code, in whole or in part, by its path from the repository root."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
