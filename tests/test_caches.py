@@ -72,13 +72,13 @@ class OddTensor:
         raise BufferError("float8 types are not supported by dlpack")
 
     # The three methods by which PyTorch describes any tensor.
-    def element_size(self) -> int:  # noqa: D102 - see above
+    def element_size(self) -> int:
         return self.array.itemsize
 
-    def stride(self) -> tuple[int, ...]:  # noqa: D102 - see above
+    def stride(self) -> tuple[int, ...]:
         return tuple(stride // self.array.itemsize for stride in self.array.strides)
 
-    def data_ptr(self) -> int:  # noqa: D102 - see above
+    def data_ptr(self) -> int:
         return self.array.ctypes.data
 
 
@@ -227,7 +227,10 @@ def test_views_of_arrays_tell_place_and_layout() -> None:
         assert view.is_contiguous_from(1)
         assert view.nbytes == 2 * 2 * 2 * 4
     assert view_array(CudaArray(array)).place == "cuda"
-    assert view_array(CudaArray(array, data=(array.ctypes.data, True))).readonly
+    assert not view_array(CudaArray(array, data=(array.ctypes.data, True))).readonly  # as JAX says of all its arrays
+    array.setflags(write=False)
+    assert view_array(array).readonly
+    array.setflags(write=True)
     assert view_array(OddTensor(array, "xpu")).place == "xpu"
     assert view_array(DLPackArray(array.astype(np.int8))).dtype == np.int8
     assert view_array(DLPackArray(array)).dtype == np.float16

@@ -115,7 +115,7 @@ def test_a_large_slot_on_kernels() -> None:
         (1, ALL_MAPS, 20, 1 << 14),
         (31, ALL_MAPS, 20, 1 << 14),
         (4096, ALL_MAPS, 20, 1 << 19),
-        (1_000_003, ALL_MAPS[-256::16], 1, 1 << 26),
+        (1_000_003, ALL_MAPS[-256::16], 1, 1 << 27),
     ],
 )
 def test_every_map_on_a_gpu(state_elements: int, dtype: str, maps: list[Map], repeats: int, num_bytes: int) -> None:

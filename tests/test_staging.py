@@ -52,16 +52,16 @@ def test_a_buffer_is_written_again_only_when_its_reader_is_through(made: list[Sl
     """While uploads are outstanding the ring grows; afterwards it turns round its buffers and allocates nothing."""
     ring = StagingRing(SlowBuffer)
     for _ in range(3):
-        ring.give_back(ring.take(100), None)
+        ring.give_back(ring.take(100), 0)
     assert len(made) == 3
     made[0].reading = False
     assert ring.take(100) is made[0]
-    ring.give_back(made[0], None)
+    ring.give_back(made[0], 0)
     made[1].reading = made[2].reading = made[0].reading = False
     for turn in range(9):
         buffer = ring.take(100)
         assert buffer is made[(turn + 1) % 3]
-        ring.give_back(buffer, None)
+        ring.give_back(buffer, 0)
         made[(turn + 1) % 3].reading = False
     assert len(made) == len(ring) == 3
 
@@ -70,7 +70,7 @@ def test_the_oldest_reader_is_waited_for_when_the_ring_is_full(made: list[SlowBu
     """A stream far behind does not make the ring grow for ever: at 64 buffers the oldest is waited for."""
     ring = StagingRing(SlowBuffer)
     for _ in range(70):
-        ring.give_back(ring.take(10), None)
+        ring.give_back(ring.take(10), 0)
     assert len(made) == len(ring) == 64
     assert [buffer.waits for buffer in made] == [1] * 6 + [0] * 58
 
@@ -78,11 +78,11 @@ def test_the_oldest_reader_is_waited_for_when_the_ring_is_full(made: list[SlowBu
 def test_small_buffers_make_room_for_large_ones(made: list[SlowBuffer]) -> None:
     """A buffer that is too small is replaced, not added to; capacities are powers of two."""
     ring = StagingRing(SlowBuffer)
-    ring.give_back(ring.take(100), None)
+    ring.give_back(ring.take(100), 0)
     made[0].reading = False
     large = ring.take(100_000)
     assert large.capacity == 1 << 17
-    ring.give_back(large, None)
+    ring.give_back(large, 0)
     assert len(ring) == 1
 
 

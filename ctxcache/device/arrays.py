@@ -34,7 +34,7 @@ class ArrayView:
         dtype: of the elements, where NumPy has it; else unsigned integers of their size.
         place: `HOST`, `CUDA`, or `SIMULATOR` (host memory that Numba's simulator calls a device array).
         device: ordinal of the CUDA device; -1 where the array does not say.
-        readonly: whether its maker forbids writing.
+        readonly: whether NumPy forbids writing.
     """
 
     address: int
@@ -154,10 +154,11 @@ def _view_cuda_interface(array: Any) -> ArrayView | None:
         return None
     shape = tuple(int(length) for length in interface["shape"])
     dtype = np.dtype(interface["typestr"])
-    address, readonly = interface["data"]
+    # The read-only flag is passed over: JAX sets it on every array, the ones that it lends to kernels included.
+    address, _readonly = interface["data"]
     strides = interface.get("strides") or _c_strides(shape, dtype.itemsize)
     device = _dlpack_device(array)
-    return ArrayView(int(address or 0), shape, tuple(strides), dtype, CUDA, device[1] if device else -1, readonly)
+    return ArrayView(int(address or 0), shape, tuple(strides), dtype, CUDA, device[1] if device else -1)
 
 
 def _dlpack_device(array: Any) -> tuple[str, int] | None:
@@ -187,10 +188,15 @@ def _view_dlpack(array: Any) -> ArrayView | None:
     place = _dlpack_device(array)
     if place is None:
         return None
-    # -1 asks a CUDA producer for no synchronisation: nothing is read here but the description.
-    try:
-        capsule = array.__dlpack__(stream=-1) if place[0] == CUDA else array.__dlpack__()
-    except (AttributeError, TypeError, RuntimeError, BufferError):
+    # -1 asks a CUDA producer for no synchronisation: nothing is read here but the description. JAX does not know it.
+    capsule = None
+    for options in ({"stream": -1}, {}) if place[0] == CUDA else ({},):
+        try:
+            capsule = array.__dlpack__(**options)
+            break
+        except (AttributeError, TypeError, RuntimeError, BufferError):
+            continue
+    if capsule is None:
         return None
     get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
     get_pointer.restype = ctypes.c_void_p

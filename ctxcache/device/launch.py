@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import warnings
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numba import config, cuda
@@ -24,9 +24,11 @@ __all__ = [
     "SIMULATED",
     "THREADS",
     "DeviceMemory",
+    "Grid",
     "Launcher",
     "StagingBuffer",
     "blocks_for",
+    "blocks_for_runs",
     "cuda",
     "device_address",
     "missing_target",
@@ -35,11 +37,19 @@ __all__ = [
 SIMULATED = bool(config.ENABLE_CUDASIM)
 """Whether kernels run under Numba's simulator, on host memory."""
 
-THREADS = 4 if SIMULATED else 256
+THREADS = 4 if SIMULATED else 128
 """Threads of a block. The simulator makes an OS thread of each."""
 
 MAX_BLOCKS = (2, 2, 2) if SIMULATED else (1024, 65535, 65535)
 """Most blocks along each axis; kernels loop over what is left."""
+
+Grid: TypeAlias = tuple[int, int, int]
+
+_ROUND_BYTES = 64
+"""What a thread moves in one round of four 16-byte words."""
+
+_MIN_BLOCKS_OF_RUN = 16
+_BUSY_BLOCKS = 4096
 
 _MAX_CACHED_CONFIGURATIONS = 1024
 
@@ -55,10 +65,22 @@ def missing_target() -> str | None:
     return None
 
 
-def blocks_for(items: int, parts: int = 1, jobs: int = 1) -> tuple[int, int, int]:
+def blocks_for(items: int, parts: int = 1, jobs: int = 1) -> Grid:
     """Return a grid for `items` pieces of work in each of `parts` x `jobs`, within `MAX_BLOCKS`."""
     wanted = (-(-items // THREADS), parts, jobs)
-    return tuple(max(1, min(want, limit)) for want, limit in zip(wanted, MAX_BLOCKS, strict=True))  # type: ignore[return-value]
+    x, y, z = (max(1, min(want, limit)) for want, limit in zip(wanted, MAX_BLOCKS, strict=True))
+    return x, y, z
+
+
+def blocks_for_runs(num_bytes: int, parts: int, jobs: int = 1) -> Grid:
+    """Return a grid that copies or clears runs of up to `num_bytes` in each of `parts` x `jobs`.
+
+    A thread moves 64 bytes a round. Where there are runs enough to fill the GPU, blocks stay longer instead of being
+    more: on an H200, 48 layers x 8 sequences of 1 MiB took 226 us with 16 blocks a run and 239 us with 64, of 128
+    threads; a contiguous copy took 209 us.
+    """
+    x, y, z = blocks_for(-(-num_bytes // _ROUND_BYTES), parts, jobs)
+    return min(x, max(_MIN_BLOCKS_OF_RUN, _BUSY_BLOCKS // (parts * jobs))), y, z
 
 
 class Launcher:
@@ -71,9 +93,9 @@ class Launcher:
     def __init__(self) -> None:
         self.num_launches = 0
         self._streams: dict[int, Any] = {}
-        self._configured: dict[tuple[Any, tuple[int, int, int], int], Any] = {}
+        self._configured: dict[tuple[Any, Grid, int], Any] = {}
 
-    def launch(self, kernel: Any, blocks: tuple[int, int, int], stream: Any, *arguments: int) -> None:
+    def launch(self, kernel: Any, blocks: Grid, stream: Any, *arguments: int) -> None:
         """Enqueue one kernel.
 
         Args:
@@ -103,7 +125,7 @@ class Launcher:
             self._streams[handle] = cuda.external_stream(handle) if handle else cuda.default_stream()
         return self._streams[handle]
 
-    def _configure(self, key: tuple[Any, tuple[int, int, int], int]) -> Any:
+    def _configure(self, key: tuple[Any, Grid, int]) -> Any:
         kernel, blocks, handle = key
         if len(self._configured) >= _MAX_CACHED_CONFIGURATIONS:
             self._configured.clear()

@@ -32,9 +32,6 @@ NO_TARGET = (
     "Without one, before Python starts: export NUMBA_ENABLE_CUDASIM=1. NumpyDeviceOps() needs neither."
 )
 
-_COPY_BYTES_PER_THREAD = 64
-"""What a thread of a copy moves in one round of four 16-byte words."""
-
 
 @dataclass(frozen=True, slots=True)
 class _DeviceTable:
@@ -60,6 +57,7 @@ class NumbaDeviceOps:
     def __init__(self) -> None:
         launch, self._kernels = _load_target()
         self._blocks_for = launch.blocks_for
+        self._blocks_for_runs = launch.blocks_for_runs
         self._device_address = launch.device_address
         self._memory = launch.DeviceMemory()
         self._launcher = launch.Launcher()
@@ -141,7 +139,7 @@ class NumbaDeviceOps:
         num_rows = table.num_rows - 1  # the first row, the lengths, is no state
         if not len(cold) or not num_rows:
             return
-        blocks = self._blocks_for(-(-table.longest_run // _COPY_BYTES_PER_THREAD), num_rows, len(cold))
+        blocks = self._blocks_for_runs(table.longest_run, num_rows, len(cold))
         state_rows = table.address + 8 * SLOT_FIELDS
         with self._staged(cold, stream) as buffer:
             device_slots = buffer.copy_to_device(cold.nbytes, stream)
@@ -202,7 +200,7 @@ class NumbaDeviceOps:
         if not len(jobs):
             return
         table = self._move_table(storage)
-        blocks = self._blocks_for(-(-table.longest_run // _COPY_BYTES_PER_THREAD), table.num_rows, len(jobs))
+        blocks = self._blocks_for_runs(table.longest_run, table.num_rows, len(jobs))
         with self._staged(jobs, stream) as buffer:
             # Every block reads its job: from device memory, for mapped host memory would be read once a block.
             device_jobs = buffer.copy_to_device(jobs.nbytes, stream)
@@ -216,7 +214,7 @@ class NumbaDeviceOps:
                 self._launch(self._kernels.write_ints, self._blocks_for(num_targets), stream, *arguments)
 
     def _copy_run(self, target: int, source: int, num_bytes: int, stream: Any) -> None:
-        blocks = self._blocks_for(-(-num_bytes // _COPY_BYTES_PER_THREAD))
+        blocks = self._blocks_for_runs(num_bytes, 1)
         self._launch(self._kernels.copy_run, blocks, stream, target, source, num_bytes)
 
     def _hidden_addresses(
