@@ -4,82 +4,97 @@ State that prompts have already cost (paged keys and values, recurrent state, dr
 reused by later requests that start with the same tokens. `ContextCacheCoordinator` is where to begin reading.
 """
 
-from ctxcache.admission import (
-    ContextCacheBatchAdmission,
-    ContextCacheBatchAdvance,
-    ContextCacheSequenceAdmission,
-    ContextCacheSequenceAdvance,
-    DecodingKvHeadroom,
-)
-from ctxcache.batch import StagedHybridPublication
-from ctxcache.config import (
-    AttentionLayerConfig,
-    ContextCacheConfig,
-    DeploymentConfig,
-    EngineConfig,
-    RecurrentStateConfig,
-    SpecDecodeConfig,
-    validate_context_cache_deployment,
-)
-from ctxcache.coordinator import ContextCacheCoordinator
-from ctxcache.device.caches import HybridCacheManager
-from ctxcache.device.numba_ops import NumbaDeviceOps
-from ctxcache.device.numpy_ops import NumpyDeviceOps
-from ctxcache.device.ops import DeviceOps, StreamSynchronizer
-from ctxcache.device.page_table import KVPageTable
-from ctxcache.device.resources import ContextCachePhysicalResources
-from ctxcache.device.snapshots import HybridSnapshotStorage, partial_kv_bytes_per_slot, recurrent_bytes_per_slot
-from ctxcache.errors import (
-    ContextCacheError,
-    ContractError,
-    DeploymentError,
-    DeviceError,
-    InvariantError,
-    PoisonedError,
-    RequestFailedError,
-)
-from ctxcache.explain import MatchExplanation
-from ctxcache.handle import (
-    AcquireSequenceResult,
-    AdmissionResult,
-    BeginRequestResult,
-    RequestHandle,
-    RequestSlotToken,
-    RequestState,
-    SequenceState,
-)
-from ctxcache.hashing import hash_exact_prefix, hash_full_blocks
-from ctxcache.identity import AdapterKey, BlockKeyExtras, MediaSpanKey, hash_opaque_identity
-from ctxcache.ids import (
-    AcquireStatus,
-    ContextCacheCommitPolicy,
-    ContextCacheCoordinatorStatus,
-    ContextCacheDeploymentKind,
-    ContextCacheExecutionMode,
-    ContextCacheLookupPolicy,
-    Hash128,
-    LayerType,
-    MissReason,
-    Phase,
-    PublicationPoint,
-    PublishStatus,
-    ResourceType,
-    ReusePlanKind,
-    SpecDecodeMode,
-    SpecReplayMode,
-)
-from ctxcache.manager import ContextCacheManager
-from ctxcache.metrics import ContextCacheMetrics, PoolOccupancy
-from ctxcache.outcomes import (
-    AcquireResult,
-    CacheRecord,
-    CacheRequestLease,
-    HybridCheckpointKey,
-    HybridSnapshotReservation,
-    PublishResult,
-    ReusePlan,
-)
-from ctxcache.session import CoordinatorSession
+from typing import TYPE_CHECKING, NoReturn
+
+try:
+    from ctxcache.admission import (
+        ContextCacheBatchAdmission,
+        ContextCacheBatchAdvance,
+        ContextCacheSequenceAdmission,
+        ContextCacheSequenceAdvance,
+        DecodingKvHeadroom,
+    )
+    from ctxcache.batch import StagedHybridPublication
+    from ctxcache.config import (
+        AttentionLayerConfig,
+        ContextCacheConfig,
+        DeploymentConfig,
+        EngineConfig,
+        RecurrentStateConfig,
+        SpecDecodeConfig,
+        validate_context_cache_deployment,
+    )
+    from ctxcache.coordinator import ContextCacheCoordinator
+    from ctxcache.device.caches import HybridCacheManager
+    from ctxcache.device.numba_ops import NumbaDeviceOps
+    from ctxcache.device.numpy_ops import NumpyDeviceOps
+    from ctxcache.device.ops import DeviceOps, StreamSynchronizer
+    from ctxcache.device.page_table import KVPageTable
+    from ctxcache.device.resources import ContextCachePhysicalResources
+    from ctxcache.device.snapshots import HybridSnapshotStorage, partial_kv_bytes_per_slot, recurrent_bytes_per_slot
+    from ctxcache.errors import (
+        ContextCacheError,
+        ContractError,
+        DeploymentError,
+        DeviceError,
+        InvariantError,
+        PoisonedError,
+        RequestFailedError,
+    )
+    from ctxcache.explain import MatchExplanation
+    from ctxcache.handle import (
+        AcquireSequenceResult,
+        AdmissionResult,
+        BeginRequestResult,
+        RequestHandle,
+        RequestSlotToken,
+        RequestState,
+        SequenceState,
+    )
+    from ctxcache.hashing import hash_exact_prefix, hash_full_blocks
+    from ctxcache.identity import AdapterKey, BlockKeyExtras, MediaSpanKey, hash_opaque_identity
+    from ctxcache.ids import (
+        AcquireStatus,
+        ContextCacheCommitPolicy,
+        ContextCacheCoordinatorStatus,
+        ContextCacheDeploymentKind,
+        ContextCacheExecutionMode,
+        ContextCacheLookupPolicy,
+        Hash128,
+        LayerType,
+        MissReason,
+        Phase,
+        PublicationPoint,
+        PublishStatus,
+        ResourceType,
+        ReusePlanKind,
+        SpecDecodeMode,
+        SpecReplayMode,
+    )
+    from ctxcache.manager import ContextCacheManager
+    from ctxcache.metrics import ContextCacheMetrics, PoolOccupancy
+    from ctxcache.outcomes import (
+        AcquireResult,
+        CacheRecord,
+        CacheRequestLease,
+        HybridCheckpointKey,
+        HybridSnapshotReservation,
+        PublishResult,
+        ReusePlan,
+    )
+    from ctxcache.session import CoordinatorSession
+except ImportError as cause:
+    # Numba is absent, or refuses its NumPy. `ctxcache doctor` must still run, to say so.
+    _CAUSE = cause
+    if not TYPE_CHECKING:
+
+        def __getattr__(name: str) -> NoReturn:
+            if name not in __all__:
+                raise AttributeError(f"module 'ctxcache' has no attribute {name!r}")
+            raise ImportError(
+                f"ctxcache.{name} cannot be imported ({_CAUSE}); `python -m ctxcache doctor` says what to mend"
+            ) from _CAUSE
+
 
 __version__ = "0.1.0"
 

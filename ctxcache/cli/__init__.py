@@ -1,5 +1,30 @@
 """The command line: `ctxcache`, also `python -m ctxcache`."""
 
-from ctxcache.cli.main import main
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; where a dependency does not import, say instead what has to be mended.
+
+    Args:
+        arguments: those of the command line when `None`.
+
+    Returns:
+        The exit status: 0 done; 1 it could not be done, or something has to be mended; 2 wrong arguments.
+    """
+    try:
+        from ctxcache.cli.program import run  # noqa: PLC0415 - it may fail, and then this still has to work
+    except ImportError as cause:
+        from ctxcache.cli.report import report  # noqa: PLC0415 - needs nothing but Python
+
+        sys.stderr.write(f"ctxcache: error: a dependency does not import: {cause}\n")
+        chosen = sys.argv[1:] if arguments is None else arguments
+        report(as_json="--json" in chosen)
+        return 1
+    return run(arguments)
+
 
 __all__ = ["main"]

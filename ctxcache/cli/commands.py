@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from ctxcache.cli.doctor import Finding, Status, examine
+from ctxcache.cli.report import write_json
 from ctxcache.errors import ContractError
 from ctxcache.fsm import FAULTS, export, fault_points
 from ctxcache.fsm.diagram import Format
@@ -36,7 +35,7 @@ def faults(kind: ContextCacheDeploymentKind | None, *, as_json: bool) -> None:
     kinds = tuple(ContextCacheDeploymentKind) if kind is None else (kind,)
     listed = {each.value: _points(each) for each in kinds}
     if as_json:
-        _write_json(listed)
+        write_json(listed)
         return
     width = max(len(point["fault_point"]) for points in listed.values() for point in points)
     blocks = []
@@ -61,29 +60,3 @@ def _points(kind: ContextCacheDeploymentKind) -> list[dict[str, Any]]:
         }
         for name in fault_points(kind)
     ]
-
-
-def doctor(*, as_json: bool) -> bool:
-    """Print what was found; returns whether something must be mended."""
-    findings = examine()
-    broken = [finding for finding in findings if finding.status is Status.BROKEN]
-    if as_json:
-        _write_json({"broken": bool(broken), "findings": [finding.as_dict() for finding in findings]})
-        return bool(broken)
-    width = max(len(finding.name) for finding in findings)
-    for finding in findings:
-        sys.stdout.write(f"{finding.status.value:<6}  {finding.name:<{width}}  {finding.found}\n")
-        for line in finding.advice:
-            sys.stdout.write(f"{'':<6}  {'':<{width}}  -> {line}\n")
-    sys.stdout.write(f"\n{_verdict(findings, broken)}\n")
-    return bool(broken)
-
-
-def _verdict(findings: tuple[Finding, ...], broken: list[Finding]) -> str:
-    if broken:
-        return f"To mend: {', '.join(finding.name for finding in broken)}."
-    return next(finding.verdict for finding in findings if finding.verdict)
-
-
-def _write_json(content: object) -> None:
-    sys.stdout.write(json.dumps(content, indent=2) + "\n")

@@ -6,6 +6,7 @@ library, packages through their metadata. Whatever goes wrong in a look becomes 
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import shutil
@@ -119,10 +120,16 @@ def simulated() -> bool:
     return bool(int(os.environ.get(_SIMULATOR_VARIABLE, "0")))
 
 
-def _needed(package: str) -> Finding:
+def _needed(package: str, remedy: str = "") -> Finding:
+    """Look at a dependency: installed, and importable."""
     version = version_of(package)
     if version is None:
-        return Finding(package, Status.BROKEN, "not installed", (f"pip install {package}",))
+        return Finding(package, Status.BROKEN, "not installed", (remedy or f"pip install {package}",))
+    try:
+        importlib.import_module(package)
+    except Exception as cause:  # noqa: BLE001 - whatever it is, it is the finding
+        advice = remedy or f"pip install --force-reinstall {package}"
+        return Finding(package, Status.BROKEN, f"{version} does not import: {cause}", (advice,))
     return Finding(package, Status.OK, version)
 
 
@@ -139,7 +146,7 @@ def _ctxcache() -> Finding:
 
 
 def _numpy() -> Finding:
-    finding = _needed("numpy")
+    finding = _needed("numpy", "pip install 'numpy<2.5'")
     if finding.status is Status.OK and leading_numbers(finding.found) >= _NUMPY_BELOW:
         why = "2.5 removed row_stack, which numba-cuda calls when it first compiles"
         return Finding("numpy", Status.BROKEN, f"{finding.found}; {why}", ("pip install 'numpy<2.5'",))
@@ -147,20 +154,17 @@ def _numpy() -> Finding:
 
 
 def _numba() -> Finding:
-    finding = _needed("numba")
+    finding = _needed("numba", "pip install --upgrade numba 'numpy<2.5'")
     if finding.status is not Status.OK:
         return finding
-    try:
-        import numba  # noqa: F401, PLC0415 - may fail, and that is a finding
-    except Exception as cause:  # noqa: BLE001 - whatever it is, it is the finding
-        advice = "pip install --upgrade numba 'numpy<2.5'"
-        return Finding("numba", Status.BROKEN, f"{finding.found} does not import: {cause}", (advice,))
     return Finding("numba", Status.OK, f"{finding.found}, llvmlite {version_of('llvmlite') or 'unknown'}")
 
 
 def _numba_cache() -> Finding:
-    from numba.core.caching import FunctionCache  # noqa: PLC0415 - numba may be absent
-
+    try:
+        from numba.core.caching import FunctionCache  # noqa: PLC0415 - numba may be absent
+    except Exception:  # noqa: BLE001 - the finding about numba says why
+        return Finding("numba cache", Status.ABSENT, "unknown while numba does not import")
     from ctxcache.config import validate_context_cache_deployment  # noqa: PLC0415 - any function of the package will do
 
     try:

@@ -10,10 +10,11 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 
+from ctxcache import __version__
 from ctxcache.cli import commands
+from ctxcache.cli.report import report
 from ctxcache.errors import ContextCacheError, ContractError
 from ctxcache.fsm import FORMATS, VIEWS
 from ctxcache.fsm.diagram import Format
@@ -25,7 +26,7 @@ WRONG_ARGUMENTS = 2
 INTERRUPTED = 130
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     _stand_in_for_closed_streams()
     try:
-        status = _run(arguments)
+        status = _dispatch(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         _discard_output()
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def _dispatch(arguments: Sequence[str] | None) -> int:
     parser = _parser()
     try:
         options = parser.parse_args(arguments)
@@ -66,7 +67,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         kind = None if options.kind is None else ContextCacheDeploymentKind(options.kind)
         commands.faults(kind, as_json=options.json)
         return DONE
-    return FAILED if commands.doctor(as_json=options.json) else DONE
+    return FAILED if report(as_json=options.json) else DONE
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -75,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         description="A context cache coordinator for LLM runtimes.",
         epilog="Exit status: 0 done, 1 failed or something to mend, 2 wrong arguments.",
     )
-    parser.add_argument("--version", action="version", version=f"ctxcache {_version()}")
+    parser.add_argument("--version", action="version", version=f"ctxcache {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     diagram = subparsers.add_parser(
@@ -113,13 +114,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
     return parser
-
-
-def _version() -> str:
-    try:
-        return metadata.version("ctxcache")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
 
 
 def _complain(error: Exception, status: int) -> int:
