@@ -121,6 +121,7 @@ class Launcher:
         handle = stream_handle(stream)
         if SIMULATED:
             return cuda.stream()
+        cuda.current_context()  # a thread that has none yet gets the primary context
         if handle not in self._streams:
             self._streams[handle] = cuda.external_stream(handle) if handle else cuda.default_stream()
         return self._streams[handle]
@@ -225,7 +226,10 @@ class StagingBuffer:
 
     def is_idle(self) -> bool:
         """Whether the mark has been passed. The simulator has always passed it."""
-        return True if SIMULATED else bool(self._event.query())
+        if SIMULATED:
+            return True
+        cuda.current_context()  # a thread that has none yet gets the primary context
+        return bool(self._event.query())
 
     def wait(self) -> None:
         """Wait until the mark has been passed."""
