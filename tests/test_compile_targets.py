@@ -54,7 +54,7 @@ def compiled() -> Any:
     if importlib.util.find_spec("numba_cuda") is None:
         pytest.fail(INSTALL)
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "0"}
-    result = subprocess.run(  # noqa: S603 - our own interpreter and script
+    result = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         env=environment,
         cwd=ROOT,

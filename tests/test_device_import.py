@@ -49,7 +49,7 @@ print("all said")
 def test_without_gpu_and_simulator_only_numba_ops_refuse() -> None:
     """Import, page tables, pools and NumPy ops work; whatever needs kernels names the two commands that help."""
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "0", "CUDA_VISIBLE_DEVICES": "", "NUMBA_DISABLE_CUDA": "1"}
-    result = subprocess.run(  # noqa: S603 - our own interpreter and script
+    result = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         env=environment,
         cwd=ROOT,
