@@ -414,5 +414,6 @@ def test_a_driver_without_a_usable_gpu_is_told_apart_from_none() -> None:
     assert not broken.usable
     assert "CUDA 13.0" in broken.problem
     assert "cuInit returned 803" in broken.problem
-    assert "CUDA_VISIBLE_DEVICES" in look_for_driver(lambda name: FakeLibrary(gpus=0)).problem
+    for none_shown in (FakeLibrary(gpus=0), FakeLibrary("cuInit", 100)):
+        assert "CUDA_VISIBLE_DEVICES" in look_for_driver(lambda name, library=none_shown: library).problem
     assert not look_for_driver(lambda name: object()).usable

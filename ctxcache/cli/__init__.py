@@ -20,8 +20,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImportError as cause:
         from ctxcache.cli.report import report  # noqa: PLC0415 - needs nothing but Python
 
-        sys.stderr.write(f"ctxcache: error: a dependency does not import: {cause}\n")
         chosen = sys.argv[1:] if arguments is None else arguments
+        if "doctor" not in chosen:
+            sys.stderr.write(f"ctxcache: error: a dependency does not import: {cause}\n")
         report(as_json="--json" in chosen)
         return 1
     return run(arguments)

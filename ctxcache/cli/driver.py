@@ -11,8 +11,14 @@ from typing import Any
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _COMPUTE_MAJOR = 75  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
 _COMPUTE_MINOR = 76
+_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 _NAME_BYTES = 256
 _GIB = 1 << 30
+_SHOWS_NONE = "a driver that shows no GPU; look at CUDA_VISIBLE_DEVICES"
+
+
+class _NoDeviceError(Exception):
+    """The driver works, and has no device for this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +80,11 @@ def look_for_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver:
         count = ctypes.c_int()
         _ask(library, "cuDeviceGetCount", ctypes.byref(count))
         gpus = tuple(_gpu(library, index) for index in range(count.value))
+    except _NoDeviceError:
+        return Driver(version, problem=_SHOWS_NONE)
     except (OSError, AttributeError) as cause:
         return Driver(version, problem=f"a driver for CUDA {version[0]}.{version[1]}, but {cause}")
-    return Driver(version, gpus, "" if gpus else "a driver that shows no GPU; look at CUDA_VISIBLE_DEVICES")
+    return Driver(version, gpus, "" if gpus else _SHOWS_NONE)
 
 
 def _gpu(library: Any, index: int) -> Gpu:
@@ -94,5 +102,7 @@ def _gpu(library: Any, index: int) -> Gpu:
 
 def _ask(library: Any, function: str, *arguments: Any) -> None:
     code = getattr(library, function)(*arguments)
+    if code == _NO_DEVICE:
+        raise _NoDeviceError
     if code:
         raise OSError(f"{function} returned {code}")

@@ -131,5 +131,8 @@ def _rows(label: Label) -> Iterator[str]:
         if names[0].partition(" ")[0] == heading:
             yield from (f'<font color="{color}">{escape(name)}</font>' for name in names)
             continue
+        if len(names) == 1:
+            yield f'<font color="{color}">{escape(heading + label.joint)}</font>{escape(names[0])}'
+            continue
         yield f'<font color="{color}">{escape(heading)}</font>'
         yield from (f"&nbsp;&nbsp;{escape(name)}" for name in names)

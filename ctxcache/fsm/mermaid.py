@@ -61,12 +61,13 @@ def _arrow(arrow: Arrow) -> Iterator[str]:
 
 
 def _text(label: Label) -> str:
+    """The label's lines. No colon, list mark or quote: one release or another of Mermaid trips over each of them."""
     lines = [label.title, *label.conditions]
     for heading, names in label.parts:
         if names[0].partition(" ")[0] == heading:
             lines.extend(names)
         elif len(names) == 1 and len(heading) + len(names[0]) < _ONE_LINE:
-            lines.append(f"{heading}: {names[0]}")
+            lines.append(f"{heading}{label.joint}{names[0]}")
         else:
-            lines.extend((f"{heading}:", *names))
+            lines.extend((f"{heading}{label.joint}".strip(), *names))
     return _BREAK.join(lines)

@@ -22,11 +22,13 @@ class Label:
         title: the triggers.
         conditions: when it can be taken, line by line.
         parts: what happens on it, in order: a heading, and the names below it.
+        joint: what stands between a heading and a name in one line.
     """
 
     title: str
     conditions: tuple[str, ...]
     parts: tuple[tuple[str, tuple[str, ...]], ...]
+    joint: str = " "
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,4 +135,4 @@ def _lifecycle_label(edge: Edge) -> Label:
 
 def _fault_label(edge: FaultEdge) -> Label:
     """The trigger that accounts for the failure, and the points that fail, by operation."""
-    return Label(edge.fires or f"stays {edge.target.value}", (), tuple(edge.by_operation.items()))
+    return Label(edge.fires or f"stays {edge.target.value}", (), tuple(edge.by_operation.items()), joint=".")
