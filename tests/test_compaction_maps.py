@@ -90,7 +90,7 @@ def test_large_slots_on_numpy(dtype: str) -> None:
 
 @pytest.mark.parametrize(
     ("state_elements", "conv_elements", "dtype", "skew"),
-    [(31, 8, "float32", 1), (64, 24, "float32", 3), (33, 1, "float8_e4m3fn", 7)],
+    [(6, 12, "float32", 0), (31, 8, "float32", 1), (64, 24, "float32", 3), (33, 1, "float8_e4m3fn", 7)],
 )
 def test_chosen_maps_on_kernels(state_elements: int, conv_elements: int, dtype: str, skew: int) -> None:
     """All maps of batches 1 to 4 and the hard ones of larger batches, for columns of 1, 4 and 16 bytes, in one launch."""

@@ -138,6 +138,23 @@ def test_a_changed_row_moves_what_differs() -> None:
     assert ops.moved == [8, 3, 0]
 
 
+def test_changes_between_uploads_add_up(ops: Any) -> None:
+    """A row that is cleared and then set shorter, or set in its middle after its end, arrives whole."""
+    table = KVPageTable(1, 5, 9, device_ops=ops)
+    table.set_row(0, [1, 2, 3, 4, 5])
+    table.upload(None)
+    table.set_row(0, [])
+    table.set_row(0, [7])
+    table.upload(None)
+    agrees(table, [[7]])
+    table.extend_rows([0], [1], [1], [6])
+    table.extend_rows([0], [2], [2], [5, 4])
+    table.set_row(0, [8])
+    table.extend_rows([0], [1], [1], [3])
+    table.upload(None)
+    agrees(table, [[8, 3]])
+
+
 def test_compaction_moves_rows_and_renumbers_nothing(ops: Any) -> None:
     """Survivors' page ids stand in their new rows, rows from the new batch on are -1 on both sides."""
     table = KVPageTable(4, 3, 20, device_ops=ops)
