@@ -101,5 +101,6 @@ def random_llama(shape: LlamaShape, max_sequence_length: int, seed: int) -> Llam
         )
         for _ in range(shape.num_layers)
     ]
-    embedding = generator.standard_normal((shape.vocabulary, shape.width), dtype=np.float32)
+    # Small beside what the layers add, or the likeliest next token would always be the last one.
+    embedding = generator.standard_normal((shape.vocabulary, shape.width), dtype=np.float32) * np.float32(0.1)
     return LlamaModel(shape, LlamaWeights(embedding, layers, ones), max_sequence_length)

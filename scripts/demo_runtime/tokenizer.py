@@ -21,6 +21,8 @@ _CONTROL_TOKEN: Final = 3
 _WORD: Final = re.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?[^\W\d_]+| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+")
 """GPT-2's words. Numerals do not occur in them: the pre-tokenizer "smollm" takes those out one by one first."""
 
+_REPLACEMENT: Final = "\ufffd"
+
 _SYSTEM_PROMPT: Final = re.compile(r"<\|im_start\|>system\n(.*?)<\|im_end\|>", re.DOTALL)
 
 
@@ -82,7 +84,10 @@ class Tokenizer:
         return index
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of `text`; control tokens in it are read as the characters they are written with."""
+        """Return the token ids of `text`; control tokens in it are read as the characters they are written with.
+
+        A character that needs a byte without a token (some control characters, lone surrogates) becomes U+FFFD.
+        """
         ids: list[int] = []
         for is_numeral, run in groupby(text, _is_numeral):
             for word in run if is_numeral else _WORD.findall("".join(run)):
@@ -94,8 +99,12 @@ class Tokenizer:
         spelled = "".join(self._tokens[i] for i in ids if i not in self._control)
         return bytes(_BYTE_OF[character] for character in spelled).decode("utf-8", errors="replace")
 
+    def _spell(self, character: str) -> list[str]:
+        parts = [_ALPHABET[byte] for byte in character.encode(errors="ignore")]  # a lone surrogate has no bytes
+        return parts if parts and self._id_of.keys() >= set(parts) else self._spell(_REPLACEMENT)
+
     def _merge(self, word: str) -> tuple[int, ...]:
-        parts = [_ALPHABET[byte] for byte in word.encode()]
+        parts = [part for character in word for part in self._spell(character)]
         unknown = len(self._rank_of)
         while len(parts) > 1:
             ranks = [self._rank_of.get(pair, unknown) for pair in pairwise(parts)]
@@ -128,10 +137,9 @@ class ChatTemplate:
         self._start = tokenizer.control_id("<|im_start|>")
         self.end_of_message = tokenizer.control_id("<|im_end|>")
 
-    def open(self, first_message: str, system_prompt: str | None = None) -> list[int]:
+    def open(self, first_message: str) -> list[int]:
         """Return the prompt of a first turn: system prompt, the user's message, and the assistant's opening."""
-        system = Message("system", self.system_prompt if system_prompt is None else system_prompt)
-        return [*self._message(system), *self._message(Message("user", first_message)), *self._opening()]
+        return self.render([Message("system", self.system_prompt), Message("user", first_message)])
 
     def extend(self, talk: Sequence[int], next_message: str) -> list[int]:
         """Return the prompt of a later turn: the ids of all that was said, exactly, and the user's new message.
@@ -147,6 +155,10 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message]) -> list[int]:
         """Return a whole chat written anew from its text, ready for the assistant to answer."""
         return [i for message in messages for i in self._message(message)] + self._opening()
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of an answer."""
+        return self._tokenizer.decode(ids)
 
     def _message(self, message: Message) -> list[int]:
         text = self._tokenizer.encode(f"{message.role}\n{message.content}")

@@ -1,0 +1,32 @@
+"""`python -m demo_runtime`: what `./scripts/demo` runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from demo_runtime import main_job
+
+
+def main() -> int:
+    """Run the job that the command line names; return its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/demo",
+        description="A conversation with and without the context cache, compared token by token and bit by bit. "
+        "Exit status 1 if anything differs.",
+    )
+    jobs = parser.add_subparsers(dest="job", metavar="JOB")
+    conversation = jobs.add_parser("conversation", help=f"the default: {main_job.__doc__}")
+    conversation.add_argument(
+        "--turns",
+        type=int,
+        choices=range(2, len(main_job.QUESTIONS) + 1),
+        default=len(main_job.QUESTIONS),
+        help="ask only the first questions",
+    )
+    arguments = parser.parse_args(sys.argv[1:] or ["conversation"])
+    return main_job.run(arguments.turns)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""What a demo prints: progress as it goes, a block for each turn, tables at the end."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from ctxcache import ContextCacheMetrics, PoolOccupancy
+
+
+@dataclass(frozen=True, slots=True)
+class TurnResult:
+    """One turn, answered with the cache and without."""
+
+    turn: int
+    prompt_tokens: int
+    reused_tokens: int
+    seconds_with_cache: float
+    seconds_without: float
+    tokens_equal: bool
+    logits_equal: bool
+    states_equal: bool | None
+    """`None` for a model that keeps nothing but pages."""
+
+    @property
+    def reused_share(self) -> float:
+        """Reused part of the prompt, 0 to 1."""
+        return self.reused_tokens / self.prompt_tokens
+
+
+class Report:
+    """Prints, and remembers what was wrong.
+
+    Attributes:
+        failures: one sentence for each check that failed.
+    """
+
+    def __init__(self) -> None:
+        self.failures: list[str] = []
+        self._started = time.perf_counter()
+
+    @property
+    def exit_status(self) -> int:
+        """0 when every check held, else 1."""
+        return 1 if self.failures else 0
+
+    def step(self, text: str) -> None:
+        """Say what is being done now, and how long the demo has been running."""
+        print(f"[{time.perf_counter() - self._started:5.1f} s] {text}", flush=True)
+
+    def line(self, text: str = "") -> None:
+        """Print a line below the present step."""
+        print(textwrap.indent(text, " " * 10), flush=True)
+
+    def check(self, claim: str, *, holds: bool) -> bool:
+        """Remember a claim that does not hold; return whether it does."""
+        if not holds:
+            self.failures.append(claim)
+        return holds
+
+    def note(self, text: str) -> None:
+        """Print a line of its own."""
+        print(f"\n{text}", flush=True)
+
+    def turn(self, result: TurnResult) -> None:
+        """Print how one turn compares."""
+        speedup = result.seconds_without / result.seconds_with_cache
+        self.line(f"without: prefill {result.seconds_without:.2f} s, {speedup:.1f} times as long")
+        states = "" if result.states_equal is None else f"; states bit-equal: {yes_or_no(result.states_equal)}"
+        self.line(
+            f"tokens equal: {yes_or_no(result.tokens_equal)}; logits bit-equal to a cold prefill cut at "
+            f"{result.reused_tokens}: {yes_or_no(result.logits_equal)}{states}"
+        )
+
+    def summary(self, results: Sequence[TurnResult]) -> None:
+        """Print the turns as a table."""
+        columns: dict[str, Callable[[TurnResult], str]] = {
+            "turn": lambda r: str(r.turn),
+            "prompt": lambda r: str(r.prompt_tokens),
+            "reused": lambda r: str(r.reused_tokens),
+            "share": lambda r: f"{r.reused_share:.0%}",
+            "with cache": lambda r: f"{r.seconds_with_cache:.2f} s",
+            "without": lambda r: f"{r.seconds_without:.2f} s",
+            "tokens equal": lambda r: yes_or_no(r.tokens_equal),
+            "logits bit-equal": lambda r: yes_or_no(r.logits_equal),
+        }
+        if any(result.states_equal is not None for result in results):
+            columns["states bit-equal"] = lambda r: yes_or_no(r.states_equal is True)
+        rows = [list(columns), *([cell(result) for cell in columns.values()] for result in results)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        print("\nTurns (tokens; seconds of prefill)")
+        for row in rows:
+            print("  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+
+    def metrics(self, metrics: ContextCacheMetrics) -> None:
+        """Print what the coordinator counted, zeros left out, and how full its pools are."""
+        print("\ncoordinator.metrics(), zeros left out")
+        for name in asdict(metrics):
+            value = getattr(metrics, name)
+            if isinstance(value, PoolOccupancy):
+                if value.capacity:
+                    print(f"  {name:<28} {value.free} free of {value.capacity}")
+            elif value:
+                print(f"  {name:<28} {value:,}")
+
+    def verdict(self) -> None:
+        """Print the last lines."""
+        print()
+        for failure in self.failures:
+            print(f"FAILED: {failure}")
+        if not self.failures:
+            print("Every answer with the cache equals the answer without it.")
+        print(f"Done in {time.perf_counter() - self._started:.0f} s.")
+
+
+def yes_or_no(value: bool) -> str:  # noqa: FBT001 - it is the value to print
+    """Return the word for a truth value."""
+    return "yes" if value else "NO"
