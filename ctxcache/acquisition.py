@@ -108,14 +108,20 @@ class Acquirer:
             exact_keys=() if bypass else self.checkpoint_keys(intake, keys),
         )
 
-    def checkpoint_keys(self, intake: SequenceIntake, keys: SequenceKeys) -> list[HybridCheckpointKey]:
-        """Return exact-prefix keys of the lengths at which this input could meet a checkpoint."""
+    def checkpoint_keys(
+        self, intake: SequenceIntake, keys: SequenceKeys, *, of_whole_input: bool = False
+    ) -> list[HybridCheckpointKey]:
+        """Return exact-prefix keys of the lengths at which this input could meet a checkpoint, longest first.
+
+        A checkpoint of the whole input cannot serve it; its key is for those who ask why.
+        """
         if not self._has_checkpoints:
             return []
-        lengths = self._manager.candidate_checkpoint_lengths(keys.full_block_keys, intake.tokens.size)
+        num_tokens = intake.tokens.size
+        lengths = self._manager.candidate_checkpoint_lengths(keys.full_block_keys, num_tokens).tolist()
         return [
             HybridCheckpointKey(keys.exact_key(intake.tokens, intake.media, length), length)
-            for length in lengths.tolist()
+            for length in ([num_tokens, *lengths] if of_whole_input else lengths)
         ]
 
     def _acquire_one(
@@ -144,7 +150,7 @@ class Acquirer:
             intake.tokens.size,
             mode=admission.execution_mode,
             bypass=lookup_policy is ContextCacheLookupPolicy.BYPASS,
-            exact_keys=self.checkpoint_keys(intake, keys),
+            exact_keys=self.checkpoint_keys(intake, keys, of_whole_input=True),
         )
 
     def count(self, acquisition: Acquisition, lookup_policy: ContextCacheLookupPolicy) -> None:

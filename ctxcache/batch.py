@@ -156,6 +156,7 @@ class Batch:
 
     def exact_key(self, slot: int, length: int) -> Hash128:
         """Return the exact-prefix key of the first `length` tokens."""
+        self.extend_keys(slot, length)
         return self.keys[slot].exact_key(self.tokens[slot, :length], self._media(slot, length), length)
 
     def _media(self, slot: int, length: int) -> NDArray[np.uint64] | None:

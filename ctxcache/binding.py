@@ -89,6 +89,12 @@ class DeviceBinding:
         for resource in self._resources():
             resource.unbind(owner)
 
+    def distrust_device_rows(self) -> None:
+        """Take nothing for uploaded: after a failed drain the device views may hold anything."""
+        for table in (self.link.resources.base_page_table, self.link.resources.draft_page_table):
+            if table is not None:
+                table.forget_device_rows()
+
     def bind_rows(self, batch: Batch) -> None:
         """Give every slot its lease's pages on the host; rows behind the batch are cleared."""
         resources = self.link.resources

@@ -51,7 +51,7 @@ class DeviceLink:
         proven = False
         try:
             code = self.ops.synchronize(self.stream, self.synchronizer)
-            proven = not code
+            proven = code is None or code == 0
         finally:
             if not proven:
                 self.counters.failed_drains += 1

@@ -82,10 +82,13 @@ class CoordinatorService:
                 self._binding.unbind(self._custody)
             return status
 
-    def recover(self) -> None:
+    def recover(self) -> Status:
         """Reopen admission after a poisoning that `shutdown()` has ended with `OK`.
 
         The caller states with this call that the CUDA context is healthy; after a sticky error it is not.
+
+        Returns:
+            `OK`; there is no other outcome than that and an exception.
 
         Raises:
             ContractError: there was no poisoning, `shutdown()` has not returned `OK` since, or a resource has been bound to
@@ -95,7 +98,9 @@ class CoordinatorService:
         with self._custody.serialised("recover"):
             self._custody.require_recoverable()
             self._binding.bind(self._custody)
+            self._binding.distrust_device_rows()
             self._custody.recover()
+            return Status.OK
 
     def clear(self) -> None:
         """Evict every record and forget every key: weights were reloaded, an adapter replaced under its name.

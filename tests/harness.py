@@ -87,6 +87,20 @@ class Script:
 class Harness:
     """A vanilla deployment on the host, and the steps of a runtime."""
 
+    kind = ContextCacheDeploymentKind.VANILLA
+
+    def make_engine(self, **sizes: int) -> EngineConfig:
+        """The engine of the deployment."""
+        return EngineConfig(
+            layers=(LayerType.ATTENTION,) * NUM_LAYERS,
+            attention=(AttentionLayerConfig(num_kv_heads=1, head_dim=4),) * NUM_LAYERS,
+            **sizes,
+        )
+
+    def make_config(self, **options: Any) -> ContextCacheConfig:
+        """The cache's configuration."""
+        return ContextCacheConfig(**options)
+
     def __init__(
         self,
         *,
@@ -100,23 +114,22 @@ class Harness:
         ops: Any = None,
         stream: Any = None,
     ) -> None:
-        self.engine = EngineConfig(
-            layers=(LayerType.ATTENTION,) * NUM_LAYERS,
-            attention=(AttentionLayerConfig(num_kv_heads=1, head_dim=4),) * NUM_LAYERS,
-            max_batch_size=max_batch,
-            max_sequence_length=max_tokens,
-            num_pages=num_pages,
-            tokens_per_page=page,
+        self.engine = self.make_engine(
+            max_batch_size=max_batch, max_sequence_length=max_tokens, num_pages=num_pages, tokens_per_page=page
         )
         self.page = page
         self.stream = stream
         self.ops = NumpyDeviceOps() if ops is None else ops
         inner = getattr(self.ops, "inner", self.ops)
         self.cache = HybridCacheManager(self.engine, stream, device_ops=inner)
-        self.table = KVPageTable(max_batch, self.engine.pages_per_sequence, self.engine.num_pages, device_ops=inner)
+        self.table = (
+            KVPageTable(max_batch, self.engine.pages_per_sequence, self.engine.num_pages, device_ops=inner)
+            if self.engine.num_attention_layers
+            else None
+        )
         self.sync = Script() if synchronizer is None else synchronizer
         self.resources = ContextCachePhysicalResources(self.cache, self.table)
-        self.config = ContextCacheConfig(enabled=enabled, max_records=max_records, hash_key=HASH_KEY)
+        self.config = self.make_config(enabled=enabled, max_records=max_records, hash_key=HASH_KEY)
         self.coordinator = self.build()
         self.mapping = inner.allocate((max_batch,), "int32")
         self.tokens: list[list[int]] = []
@@ -127,7 +140,7 @@ class Harness:
         return ContextCacheCoordinator(
             self.config,
             DeploymentConfig(self.engine),
-            ContextCacheDeploymentKind.VANILLA,
+            self.kind,
             self.resources,
             self.stream,
             self.sync,
@@ -170,6 +183,7 @@ class Harness:
         assert self.coordinator.prepare_prefill(request) is OK
         starts = [sequence.reuse_token_length for sequence in request.inspect().sequences]
         for slot, start in enumerate(starts):
+            self.before_prefill(slot, start)
             self.write(slot, start, len(self.tokens[slot]))
             if check:
                 self.check(slot, len(self.tokens[slot]))
@@ -184,12 +198,19 @@ class Harness:
         assert self.coordinator.prepare_decode_step(request) is OK
         advances = []
         for slot, tokens in enumerate(self.tokens):
+            self.before_step(slot)
             self.write(slot, len(tokens) - 1, len(tokens))
             self.check(slot, len(tokens))
             advances.append(ContextCacheSequenceAdvance([next_token], len(tokens)))
         assert self.coordinator.complete_decode_step(request, advances, tuple(completed)) is OK
         for tokens in self.tokens:
             tokens.append(next_token)
+
+    def before_prefill(self, slot: int, start: int) -> None:
+        """Hook for models that keep more than KV."""
+
+    def before_step(self, slot: int) -> None:
+        """The same before a decode step."""
 
     def compact(self, request: RequestHandle, old_to_new: Sequence[int]) -> ContextCacheCoordinatorStatus:
         """Both halves of a compaction."""
@@ -211,6 +232,11 @@ class Harness:
 
     # The pages, as a kernel sees them
 
+    @property
+    def attention_layers(self) -> list[int]:
+        """Absolute indices of the attention layers."""
+        return list(range(NUM_LAYERS))
+
     def pages_of(self, slot: int) -> list[int]:
         """K-page ids of a slot's row in the device view."""
         view = np.asarray(self.table.device_ops.to_host(self.table.kernel_view))
@@ -229,7 +255,7 @@ class Harness:
         """Write K and V of positions [start, stop) of a slot, in every layer."""
         content = expected_bytes(self.tokens[slot], stop, self.identity)
         pages = self.pages_of(slot)
-        for layer in range(NUM_LAYERS):
+        for layer in self.attention_layers:
             words = self.words(layer)
             for position in range(start, stop):
                 page, offset = pages[position // self.page], position % self.page
@@ -241,7 +267,7 @@ class Harness:
         content = expected_bytes(self.tokens[slot], stop, self.identity)
         pages = np.array(self.pages_of(slot))
         positions = np.arange(stop)
-        for layer in range(NUM_LAYERS):
+        for layer in self.attention_layers:
             words = self.words(layer)
             found = words[:, pages[positions // self.page], positions % self.page]
             for half, want in enumerate((content + np.uint64(layer), ~content)):
@@ -276,7 +302,7 @@ class Harness:
         """Everything observable, for "nothing has changed": pools, records, counters, the page table, the request."""
         manager = self.coordinator.manager
         metrics = self.metrics
-        view = np.asarray(self.table.device_ops.to_host(self.table.kernel_view)).tolist()
+        view = None if self.table is None else np.asarray(self.ops.to_host(self.table.kernel_view)).tolist()
         seen: list[Any] = [
             self.free,
             [(record.serial, record.base_page_path.tolist()) for record in manager.records],

@@ -662,7 +662,7 @@ def test_recover_checks_and_reopens() -> None:
     with pytest.raises(ContractError, match="clear"):
         h.coordinator.clear()
     assert h.coordinator.shutdown() is OK
-    h.coordinator.recover()
+    assert h.coordinator.recover() is OK
     assert h.coordinator.poison_cause is None
     assert h.run(T(40)) == [32]
 

@@ -113,7 +113,6 @@ def nothing_is_lost(h: Harness, events: list[str]) -> None:
         elif event == "release":
             assert not pending, f"a lease was released while device work was pending: {events}"
     h.ops.plan = FaultPlan()
-    h.ops._doomed = None
     if h.request is not None and h.request.valid:
         assert h.coordinator.abandon(h.request) is OK
     if h.coordinator.poisoned:

@@ -54,7 +54,7 @@ class Fault:
     Attributes:
         point: name of the fault point, or a shell-style pattern of names (`*.upload_rows*`).
         mode: how it fails.
-        occurrence: which time the point is reached, from 1.
+        occurrence: which time the point is reached under its plan, from 1.
         persistent: whether it fails from then on, or just once.
         exception: makes what is raised; may be a `BaseException` such as `KeyboardInterrupt`.
         code: what `ERROR_CODE` returns; not 0.
@@ -98,7 +98,7 @@ class FaultInjector:
 
     Attributes:
         inner: the ops that do the work.
-        plan: what fails; may be replaced between operations.
+        plan: what fails; replacing it, between operations, starts the occurrences from 1 and forgets what was to strike.
         counts: how often each point was reached.
         log: every point reached, in order.
         fired: every point that failed, in order.
@@ -106,13 +106,25 @@ class FaultInjector:
 
     def __init__(self, inner: DeviceOps, plan: FaultPlan | None = None) -> None:
         self.inner = inner
-        self.plan = FaultPlan() if plan is None else plan
         self.counts: Counter[str] = Counter()
         self.log: list[str] = []
         self.fired: list[str] = []
         self._operation = OUTSIDE
         self._in_operation: Counter[str] = Counter()
+        self._under_plan: Counter[str] = Counter()
         self._doomed: Fault | None = None
+        self.plan = FaultPlan() if plan is None else plan
+
+    @property
+    def plan(self) -> FaultPlan:
+        """What fails."""
+        return self._plan
+
+    @plan.setter
+    def plan(self, plan: FaultPlan) -> None:
+        self._plan = plan
+        self._under_plan.clear()
+        self._doomed = None
 
     def operation(self, name: str) -> None:
         """Begin a coordinator operation: repetitions are counted from here."""
@@ -213,5 +225,6 @@ class FaultInjector:
         repetition = self._in_operation[name]
         point = name if repetition == 1 else f"{name}.{repetition}"
         self.counts[point] += 1
+        self._under_plan[point] += 1
         self.log.append(point)
-        return point, self.plan.strike(point, self.counts[point])
+        return point, self._plan.strike(point, self._under_plan[point])
