@@ -14,10 +14,10 @@ from ctxcache.core import (
     Words,
 )
 from ctxcache.index import find
-from ctxcache.jit import njit
+from ctxcache.jit import njit_in_place
 
 
-@njit
+@njit_in_place
 def find_checkpoint(core: Core, digest: Words, length: int, path: Int32s) -> int:
     """Return the record with this digest and length whose full blocks are the leading ones of `path`, or -1."""
     record = find(core.exact_key, core.exact_slot, digest[0], digest[1])
@@ -26,14 +26,14 @@ def find_checkpoint(core: Core, digest: Words, length: int, path: Int32s) -> int
     blocks = core.record[NUM_BLOCKS, record]
     if blocks > path.size or (blocks > 0 and path[blocks - 1] != core.record[ENDPOINT, record]):
         return -1
-    return record
+    return int(record)
 
 
-@njit
+@njit_in_place
 def list_lengths(core: Core, path: Int32s, keys: Words, tokens_per_page: int, below: int, lengths: Int32s) -> int:
     """Write the lengths, below a limit, of the checkpoints that end on a path; return how many, repeats included.
 
-    Where blocks are not indexed all checkpoints end before the first block, and the key of a checkpoint's last full block
+    Where no blocks are indexed, all checkpoints end before the first block, and the key of a checkpoint's last full block
     tells which may match. `lengths` has room for every record.
     """
     count = _list_from(core, core.state[ROOT_RECORD], keys, tokens_per_page, below, lengths, 0)
@@ -43,7 +43,7 @@ def list_lengths(core: Core, path: Int32s, keys: Words, tokens_per_page: int, be
     return count
 
 
-@njit
+@njit_in_place
 def _list_from(
     core: Core, record: int, keys: Words, tokens_per_page: int, below: int, lengths: Int32s, count: int
 ) -> int:
@@ -56,8 +56,8 @@ def _list_from(
     return count
 
 
-@njit
+@njit_in_place
 def _may_match(core: Core, record: int, keys: Words, blocks: int) -> bool:
-    if core.anchor.shape[0] == 0 or blocks == 0:
+    if blocks == 0 or core.key.shape[0] > 0:
         return True
-    return core.anchor[record, 0] == keys[blocks - 1, 0] and core.anchor[record, 1] == keys[blocks - 1, 1]
+    return bool(core.exact_key[record, 2] == keys[blocks - 1, 0] and core.exact_key[record, 3] == keys[blocks - 1, 1])

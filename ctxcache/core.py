@@ -1,12 +1,12 @@
 """The manager's memory: a structure of arrays that compiled code works on, and the names of its rows.
 
-Every array is allocated once, for the whole pool; only the lease arena grows. A base page id is also the id of the
+Every array is allocated once, for the whole pool; only the lease arena grows, and is apart for that. A base page id is also the id of the
 block (tree node) that the page is canonical for. `-1` stands for "none" in every array of ids.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,17 @@ Words = NDArray[np.uint64]
 Flags = NDArray[np.bool_]
 
 # Kinds of resources: the order of the four pools in every array that has a row or an entry for each.
-BASE, DRAFT, RECURRENT, PARTIAL = range(4)
+# int64 values, not literals: Numba would compile everything that takes a literal kind once for each.
 NUM_RESOURCE_KINDS = 4
+BASE, DRAFT, RECURRENT, PARTIAL = cast("tuple[int, int, int, int]", tuple(np.arange(NUM_RESOURCE_KINDS)))
+CHECKPOINT_KINDS = frozenset(
+    {
+        ContextCacheDeploymentKind.PURE_RECURRENT,
+        ContextCacheDeploymentKind.HYBRID,
+        ContextCacheDeploymentKind.HYBRID_MTP,
+    }
+)
+PAIRED_KINDS = frozenset({ContextCacheDeploymentKind.EAGLE, ContextCacheDeploymentKind.HYBRID_MTP})
 RESOURCE_KIND = {
     ResourceType.BASE_KV_PAGE: BASE,
     ResourceType.DRAFT_KV_PAGE: DRAFT,
@@ -42,22 +51,19 @@ OWNER = 2  # first record that ends at the base page, has the draft page last, o
 FREE_STACK = 3  # per pool: ids that nobody holds, the next one to give last
 NUM_RESOURCE_ROWS = 4
 
-# Rows of `Core.record`. Kinds without checkpoints and drafts have the first three only.
-ENDPOINT, OLDER, NEWER = range(
-    3
-)  # last block of the base path; neighbours in LRU order (NEWER also chains free records)
-NUM_BLOCKS, NUM_PAIRED_BLOCKS, LAST_DRAFT_PAGE = 3, 4, 5
-EXACT_LENGTH, RECURRENT_SLOT, PARTIAL_SLOT = 6, 7, 8
-NEXT_AT_ENDPOINT, PREVIOUS_AT_ENDPOINT, NEXT_AT_DRAFT, PREVIOUS_AT_DRAFT = 9, 10, 11, 12
-NUM_PLAIN_RECORD_ROWS, NUM_RECORD_ROWS = 3, 13
-
-# Rows of `Core.stamp`.
-USED, SERIAL = range(2)  # when used last; number of the publication that made it (0: no record)
+# Rows of `Core.record`. Kinds without checkpoints and drafts have the first five only.
+ENDPOINT = 0  # last block of the base path
+OLDER, NEWER = 1, 2  # neighbours in LRU order; NEWER also chains free records
+USED = 3  # `state[CLOCK]` when it was used last
+PLACE = 4  # + kind: place in the heap of that kind, -1 when it is not ripe
+NUM_BLOCKS, NUM_PAIRED_BLOCKS, LAST_DRAFT_PAGE = 8, 9, 10
+EXACT_LENGTH, RECURRENT_SLOT, PARTIAL_SLOT = 11, 12, 13
+NEXT_AT_ENDPOINT, PREVIOUS_AT_ENDPOINT, NEXT_AT_DRAFT, PREVIOUS_AT_DRAFT = 14, 15, 16, 17
+NUM_PLAIN_RECORD_ROWS, NUM_RECORD_ROWS = 5, 18
 
 # Entries of `Core.state`. The first groups have one entry per kind of resource.
-FREE, IDLE, CAPACITY, OFFSET, QUEUE_SIZE, RECLAIMED = (
-    NUM_RESOURCE_KINDS * i for i in range(6)
-)  # IDLE: cached, unleased
+# IDLE resources are cached and not leased; QUEUE_SIZE counts ripe records.
+FREE, IDLE, CAPACITY, OFFSET, QUEUE_SIZE, RECLAIMED = (NUM_RESOURCE_KINDS * i for i in range(6))
 (
     CLOCK,
     LAST_SERIAL,
@@ -83,7 +89,7 @@ FREE, IDLE, CAPACITY, OFFSET, QUEUE_SIZE, RECLAIMED = (
 ) = range(NUM_RESOURCE_KINDS * 6, NUM_RESOURCE_KINDS * 6 + 21)
 NUM_STATE_ENTRIES = NUM_RESOURCE_KINDS * 6 + 21
 
-# Rows of `Core.lease`, by lease row.
+# Rows of `Arena.lease`, by lease row.
 GENERATION, LIVE, NUM_BASE, NUM_DRAFT, PAIRED = range(5)  # PAIRED: runs a paired draft
 RESTORED = 5  # + 0 recurrent, + 1 partial: slots that the lease was restored from
 RESERVED = 7  # + 0 recurrent, + 1 partial: slots reserved for a capture
@@ -102,61 +108,53 @@ _INITIAL_LEASES, _INITIAL_LEASE_PAGES = 16, 16
 
 
 class Core(NamedTuple):
-    """All that compiled code needs; see the row names above.
+    """All that the cache knows; see the row names above.
 
-    `N` base pages, `R` records at most (one more than the limit: a record is made before the oldest goes), `A` rows of
-    the lease arena.
+    `N` base pages, `R` records at most (one more than the limit: a record is made before the oldest goes).
     """
 
+    state: Int64s
     key: Words  # [N, 2] key of each indexed block, and of each known block of a lease, (hi, lo)
     slot: Int32s  # open addressing: block by key
     node: Int32s  # [5 or 7, N] the tree of blocks
     resource: Int32s  # [4, all resources] holds, and the pools' free stacks
-    record: Int32s  # [3 or 13, R]
-    stamp: Int64s  # [2, R]
-    queue: Int32s  # [2 * kinds, R] a heap of ripe records, oldest use first, per kind; and each record's place in it
-    exact_key: Words  # [R or 0, 2] exact-prefix digest of each checkpoint
+    record: Int32s  # [5 or 18, R]
+    serial: Int64s  # [R] number of the publication that made each record; 0: no record
+    queue: Int64s  # [1 or 4, R] per kind a heap of the ripe records: `USED << 32 | record`
+    exact_key: Words  # [R or 0, 4] of each checkpoint: exact-prefix digest, and key of its last full block
     exact_slot: Int32s  # open addressing: record by exact-prefix digest
-    anchor: Words  # [R or 0, 2] key of a checkpoint's last full block, where blocks are not indexed
     ghost: Words  # [GHOSTS] low word of lately evicted keys, at index `low word % GHOSTS`
-    state: Int64s
+
+
+class Arena(NamedTuple):
+    """What leases hold: `A` rows, of which some are given out."""
+
     lease: Int32s  # [14, A]
     base_rows: Int32s  # [A, width] base pages of each lease
     draft_rows: Int32s  # [A, width]
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of all arrays but the lease arena: what the cache costs, however many leases are out."""
-        return sum(array.nbytes for array in self[: self._fields.index("lease")])
 
 
 def allocate_core(kind: ContextCacheDeploymentKind, capacities: tuple[int, int, int, int], max_records: int) -> Core:
     """Allocate empty pools of the given capacities, in the order of the kinds of resources."""
     num_pages, _, num_recurrent, _ = capacities
-    recurrent_only = kind is ContextCacheDeploymentKind.PURE_RECURRENT
-    checkpoints = recurrent_only or kind in {ContextCacheDeploymentKind.HYBRID, ContextCacheDeploymentKind.HYBRID_MTP}
-    pairs = kind in {ContextCacheDeploymentKind.EAGLE, ContextCacheDeploymentKind.HYBRID_MTP}
+    checkpoints = kind in CHECKPOINT_KINDS
+    pairs = kind in PAIRED_KINDS
     extended = checkpoints or pairs
     num_records = min(max_records, num_recurrent if checkpoints else num_pages) + 1
     num_exact = num_records if checkpoints else 0
     core = Core(
+        state=np.zeros(NUM_STATE_ENTRIES, np.int64),
         key=np.zeros((num_pages, 2), np.uint64),
         slot=_empty_slots(num_pages),
         node=np.full((NUM_PAIRED_NODE_ROWS if pairs else NUM_NODE_ROWS, num_pages), -1, np.int32),
         resource=np.zeros((NUM_RESOURCE_ROWS, sum(capacities)), np.int32),
         record=np.full((NUM_RECORD_ROWS if extended else NUM_PLAIN_RECORD_ROWS, num_records), -1, np.int32),
-        stamp=np.zeros((2, num_records), np.int64),
-        queue=np.full((2 * (NUM_RESOURCE_KINDS if extended else 1), num_records), -1, np.int32),
-        exact_key=np.zeros((num_exact, 2), np.uint64),
+        serial=np.zeros(num_records, np.int64),
+        queue=np.zeros((NUM_RESOURCE_KINDS if extended else 1, num_records), np.int64),
+        exact_key=np.zeros((num_exact, 4), np.uint64),
         exact_slot=_empty_slots(num_exact),
-        anchor=np.zeros((num_records if recurrent_only else 0, 2), np.uint64),
         ghost=np.zeros(GHOSTS, np.uint64),
-        state=np.zeros(NUM_STATE_ENTRIES, np.int64),
-        lease=np.full((NUM_LEASE_ROWS, _INITIAL_LEASES), -1, np.int32),
-        base_rows=np.empty((_INITIAL_LEASES, _INITIAL_LEASE_PAGES), np.int32),
-        draft_rows=np.empty((_INITIAL_LEASES, _INITIAL_LEASE_PAGES if pairs else 0), np.int32),
     )
-    core.lease[[GENERATION, LIVE]] = 0
     if pairs:
         core.node[PAIR_COUNT] = 0
     core.resource[OWNER] = -1
@@ -173,18 +171,27 @@ def allocate_core(kind: ContextCacheDeploymentKind, capacities: tuple[int, int, 
     return core
 
 
-def with_larger_arena(core: Core, num_leases: int, num_base_pages: int, num_draft_pages: int) -> Core:
-    """Return a core whose arena has at least so many rows and columns, doubling; nothing else is touched or copied."""
-    rows = _doubled(core.lease.shape[1], num_leases)
-    base_width = _doubled(core.base_rows.shape[1], num_base_pages)
-    draft_width = _doubled(core.draft_rows.shape[1], num_draft_pages)
+def allocate_arena(kind: ContextCacheDeploymentKind) -> Arena:
+    """Allocate a small arena."""
+    lease = np.full((NUM_LEASE_ROWS, _INITIAL_LEASES), -1, np.int32)
+    lease[[GENERATION, LIVE]] = 0
+    return Arena(
+        lease=lease,
+        base_rows=np.empty((_INITIAL_LEASES, _INITIAL_LEASE_PAGES), np.int32),
+        draft_rows=np.empty((_INITIAL_LEASES, _INITIAL_LEASE_PAGES if kind in PAIRED_KINDS else 0), np.int32),
+    )
+
+
+def with_larger_arena(arena: Arena, num_leases: int, num_base_pages: int, num_draft_pages: int) -> Arena:
+    """Return an arena with the same leases and at least so many rows and columns, doubling."""
+    rows = _doubled(arena.lease.shape[1], num_leases)
     lease = np.full((NUM_LEASE_ROWS, rows), -1, np.int32)
     lease[[GENERATION, LIVE]] = 0
-    lease[:, : core.lease.shape[1]] = core.lease
-    return core._replace(
+    lease[:, : arena.lease.shape[1]] = arena.lease
+    return Arena(
         lease=lease,
-        base_rows=_enlarged(core.base_rows, rows, base_width),
-        draft_rows=_enlarged(core.draft_rows, rows, draft_width),
+        base_rows=_enlarged(arena.base_rows, rows, _doubled(arena.base_rows.shape[1], num_base_pages)),
+        draft_rows=_enlarged(arena.draft_rows, rows, _doubled(arena.draft_rows.shape[1], num_draft_pages)),
     )
 
 

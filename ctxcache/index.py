@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from ctxcache.core import (
-    ENDPOINT,
     EXTENDED_RECORDS,
     FIRST_CHILD,
     GHOSTS,
@@ -20,39 +19,39 @@ from ctxcache.core import (
     OWNER,
     PARENT,
     PREVIOUS_SIBLING,
-    SERIAL,
     Core,
     Int32s,
+    Int64s,
     Words,
 )
-from ctxcache.jit import njit
+from ctxcache.jit import njit_in_place
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _HALF = np.uint64(32)
 _GHOST_MASK = np.uint64(GHOSTS - 1)
 
 
-@njit
+@njit_in_place
 def home_of(low: np.uint64, num_slots: int) -> int:
     """Return the slot where the search for a key with this low word begins."""
     spread = (low * _GOLDEN) >> _HALF
     return int(np.int64((spread * np.uint64(num_slots)) >> _HALF))
 
 
-@njit
+@njit_in_place
 def find(key: Words, slot: Int32s, high: np.uint64, low: np.uint64) -> int:
     """Return the id with this key, or -1."""
     at = home_of(low, slot.size)
     while True:
         found = slot[at]
         if found < 0 or (key[found, 1] == low and key[found, 0] == high):
-            return found
+            return int(found)
         at += 1
         if at == slot.size:
             at = 0
 
 
-@njit
+@njit_in_place
 def insert(key: Words, slot: Int32s, new: int, high: np.uint64, low: np.uint64) -> bool:
     """Give `new` this key; `False`, and nothing changed, when another id has it."""
     at = home_of(low, slot.size)
@@ -70,7 +69,7 @@ def insert(key: Words, slot: Int32s, new: int, high: np.uint64, low: np.uint64) 
             at = 0
 
 
-@njit
+@njit_in_place
 def remove(key: Words, slot: Int32s, old: int) -> None:
     """Take `old` out. Later entries of its run move back, so that no search meets a gap (and no tombstone piles up)."""
     size = slot.size
@@ -91,7 +90,7 @@ def remove(key: Words, slot: Int32s, old: int) -> None:
     slot[gap] = -1
 
 
-@njit
+@njit_in_place
 def find_deepest(key: Words, slot: Int32s, keys: Words, num_blocks: int) -> tuple[int, int]:
     """Return how many leading blocks of `keys` are indexed, and the last of them (-1): O(log blocks) probes."""
     if num_blocks == 0:
@@ -114,80 +113,81 @@ def find_deepest(key: Words, slot: Int32s, keys: Words, num_blocks: int) -> tupl
     return matched, deepest
 
 
-@njit
-def write_path(core: Core, deepest: int, path: Int32s) -> bool:
+@njit_in_place
+def write_path(node: Int32s, deepest: int, path: Int32s) -> bool:
     """Fill `path` with the blocks that end at `deepest`; `False` when that block is not so deep as `path` is long."""
     at = deepest
     for i in range(path.size - 1, -1, -1):
         if at < 0:
             return False
         path[i] = at
-        at = core.node[PARENT, at]
+        at = node[PARENT, at]
     return at < 0
 
 
-@njit
-def link(core: Core, child: int, parent: int) -> None:
+@njit_in_place
+def link(state: Int64s, node: Int32s, child: int, parent: int) -> None:
     """Make `child`, which has no children, a child of `parent` (-1: a first block)."""
-    core.state[NUM_NODES] += 1
-    core.node[PARENT, child] = parent
-    core.node[FIRST_CHILD, child] = -1
-    core.node[PREVIOUS_SIBLING, child] = -1
-    core.node[NEXT_SIBLING, child] = -1
+    state[NUM_NODES] += 1
+    node[PARENT, child] = parent
+    node[FIRST_CHILD, child] = -1
+    node[PREVIOUS_SIBLING, child] = -1
+    node[NEXT_SIBLING, child] = -1
     if parent < 0:
         return
-    first = core.node[FIRST_CHILD, parent]
-    core.node[NEXT_SIBLING, child] = first
+    first = node[FIRST_CHILD, parent]
     if first >= 0:
-        core.node[PREVIOUS_SIBLING, first] = child
-    core.node[FIRST_CHILD, parent] = child
+        node[NEXT_SIBLING, child] = first
+        node[PREVIOUS_SIBLING, first] = child
+    node[FIRST_CHILD, parent] = child
 
 
-@njit
-def unlink(core: Core, child: int) -> None:
-    """Take a childless block out of the tree and out of the index, and remember that its key was there."""
-    core.state[NUM_NODES] -= 1
-    parent = core.node[PARENT, child]
-    before = core.node[PREVIOUS_SIBLING, child]
-    after = core.node[NEXT_SIBLING, child]
+@njit_in_place
+def unlink(state: Int64s, node: Int32s, child: int) -> None:
+    """Take a childless block out of the tree."""
+    state[NUM_NODES] -= 1
+    before = node[PREVIOUS_SIBLING, child]
+    after = node[NEXT_SIBLING, child]
     if after >= 0:
-        core.node[PREVIOUS_SIBLING, after] = before
+        node[PREVIOUS_SIBLING, after] = before
     if before >= 0:
-        core.node[NEXT_SIBLING, before] = after
-    elif parent >= 0:
-        core.node[FIRST_CHILD, parent] = after
-    low = core.key[child, 1]
-    core.ghost[low & _GHOST_MASK] = low
-    remove(core.key, core.slot, child)
+        node[NEXT_SIBLING, before] = after
+    elif node[PARENT, child] >= 0:
+        node[FIRST_CHILD, node[PARENT, child]] = after
 
 
-@njit
-def note_newest(core: Core, block: int, made: int) -> None:
+@njit_in_place
+def note_ghost(ghost: Words, low: np.uint64) -> None:
+    """Remember that a key with this low word was here lately."""
+    ghost[low & _GHOST_MASK] = low
+
+
+@njit_in_place
+def note_newest(node: Int32s, block: int, made: int) -> None:
     """Make `made` the newest record of `block` and of all its ancestors: it has just been made there."""
     while block >= 0:
-        core.node[NEWEST, block] = made
-        block = core.node[PARENT, block]
+        node[NEWEST, block] = made
+        block = node[PARENT, block]
 
 
-@njit
-def forget_newest(core: Core, gone: int) -> None:
-    """Let no block name a record that goes. Where it is the newest, it is so all the way down to its endpoint."""
-    block = core.record[ENDPOINT, gone]
-    while block >= 0 and core.node[NEWEST, block] == gone:
-        core.node[NEWEST, block] = -1
-        block = core.node[PARENT, block]
+@njit_in_place
+def forget_newest(node: Int32s, block: int, gone: int) -> None:
+    """Let no block name a record that goes and ends at `block`. Where it is the newest, it is so all the way down."""
+    while block >= 0 and node[NEWEST, block] == gone:
+        node[NEWEST, block] = -1
+        block = node[PARENT, block]
 
 
-@njit
+@njit_in_place
 def newest_through(core: Core, block: int) -> int:
     """Return the record made last of those whose path holds `block`.
 
     Where it is not known any more, it is found among the children, which may have to be asked first, and is noted. A
     block in work holds `-2 - best so far` (so -1: none so far, or nothing known).
     """
-    node, serial = core.node, core.stamp[SERIAL]
+    node, serial = core.node, core.serial
     if node[NEWEST, block] >= 0:
-        return node[NEWEST, block]
+        return int(node[NEWEST, block])
     at = block
     node[NEWEST, at] = -2 - _newest_ending_at(core, at)
     child = node[FIRST_CHILD, at]
@@ -195,7 +195,7 @@ def newest_through(core: Core, block: int) -> int:
         if child < 0:
             node[NEWEST, at] = -2 - node[NEWEST, at]
             if at == block:
-                return node[NEWEST, at]
+                return int(node[NEWEST, at])
             child = at
             at = node[PARENT, at]
         elif node[NEWEST, child] < 0:
@@ -210,13 +210,13 @@ def newest_through(core: Core, block: int) -> int:
             child = node[NEXT_SIBLING, child]
 
 
-@njit
+@njit_in_place
 def _newest_ending_at(core: Core, block: int) -> int:
     best = core.resource[OWNER, block]
     if core.state[EXTENDED_RECORDS] and best >= 0:
         other = core.record[NEXT_AT_ENDPOINT, best]
         while other >= 0:
-            if core.stamp[SERIAL, other] > core.stamp[SERIAL, best]:
+            if core.serial[other] > core.serial[best]:
                 best = other
             other = core.record[NEXT_AT_ENDPOINT, other]
-    return best
+    return int(best)

@@ -9,15 +9,15 @@ from collections import Counter
 from typing import Any
 
 from ctxcache import core as c
-from ctxcache.core import Core
+from ctxcache.core import Arena, Core
 from ctxcache.errors import InvariantError
 from ctxcache.index import find
-from ctxcache.records import is_ripe
+from ctxcache.records import is_ripe, record_of
 
 _KIND_NAMES = ("base KV page", "draft KV page", "recurrent snapshot", "partial-KV snapshot")
 
 
-def check_core(core: Core) -> None:
+def check_invariants(core: Core, arena: Arena) -> None:
     """Raise `InvariantError` for the first invariant that does not hold."""
     records = _check_order(core)
     paths = {record: _path(core, core.record[c.ENDPOINT, record]) for record in records}
@@ -26,7 +26,7 @@ def check_core(core: Core) -> None:
     _check_tree(core)
     _check_pairs(core, paths)
     _check_endpoints(core, records)
-    _check_pools(core, cached)
+    _check_pools(core, arena, cached)
     _check_queues(core, records)
     _check_newest(core, paths)
 
@@ -52,15 +52,15 @@ def _check_order(core: Core) -> list[int]:
     while record >= 0:
         _require(len(order) < core.state[c.NUM_RECORDS], "the LRU order is longer than there are records")
         _require(core.record[c.OLDER, record] == before, f"record {record} does not know its older neighbour")
-        _require(core.stamp[c.SERIAL, record] > 0, f"record {record} of the LRU order is dead")
-        _require(core.stamp[c.USED, record] > used, f"record {record} was used before its older neighbour")
-        used = int(core.stamp[c.USED, record])
+        _require(core.serial[record] > 0, f"record {record} of the LRU order is dead")
+        _require(core.record[c.USED, record] > used, f"record {record} was used before its older neighbour")
+        used = int(core.record[c.USED, record])
         order.append(record)
         before, record = record, int(core.record[c.NEWER, record])
     _require(core.state[c.NEWEST_RECORD] == before, "the LRU order does not end at the newest record")
     _require(len(order) == core.state[c.NUM_RECORDS], "the LRU order does not hold every record")
     _require(len(order) <= core.state[c.MAX_RECORDS], "there are more records than the limit")
-    alive = int((core.stamp[c.SERIAL] > 0).sum())
+    alive = int((core.serial > 0).sum())
     _require(alive == len(order), f"{alive} records live, {len(order)} are in the LRU order")
     return order
 
@@ -164,24 +164,24 @@ def _check_endpoints(core: Core, records: list[int]) -> None:
     _require(sorted(listed) == sorted(records), "the lists of records by endpoint differ from the LRU order")
 
 
-def _lease_holds(core: Core) -> list[Counter[int]]:
+def _lease_holds(core: Core, arena: Arena) -> list[Counter[int]]:
     holds: list[Counter[int]] = [Counter() for _ in range(c.NUM_RESOURCE_KINDS)]
-    live = [row for row in range(core.lease.shape[1]) if core.lease[c.LIVE, row] == 1]
+    live = [row for row in range(arena.lease.shape[1]) if arena.lease[c.LIVE, row] == 1]
     _require(len(live) == core.state[c.NUM_LEASES], "the number of leases is wrong")
     for row in live:
-        holds[c.BASE].update(core.base_rows[row, : core.lease[c.NUM_BASE, row]].tolist())
-        holds[c.DRAFT].update(core.draft_rows[row, : core.lease[c.NUM_DRAFT, row]].tolist())
+        holds[c.BASE].update(arena.base_rows[row, : arena.lease[c.NUM_BASE, row]].tolist())
+        holds[c.DRAFT].update(arena.draft_rows[row, : arena.lease[c.NUM_DRAFT, row]].tolist())
         for first in (c.RESTORED, c.RESERVED):
             for i in range(2):
-                slot = int(core.lease[first + i, row])
+                slot = int(arena.lease[first + i, row])
                 if slot >= 0:
                     holds[c.RECURRENT + i][slot] += 1
     return holds
 
 
-def _check_pools(core: Core, cached: list[Counter[int]]) -> None:
+def _check_pools(core: Core, arena: Arena, cached: list[Counter[int]]) -> None:
     """Invariants 1 and 2: each resource is free, or held as often as leases and records say."""
-    holds = _lease_holds(core)
+    holds = _lease_holds(core, arena)
     for kind, name in enumerate(_KIND_NAMES):
         capacity, offset = int(core.state[c.CAPACITY + kind]), int(core.state[c.OFFSET + kind])
         free = core.resource[c.FREE_STACK, offset : offset + int(core.state[c.FREE + kind])].tolist()
@@ -207,18 +207,19 @@ def _check_pools(core: Core, cached: list[Counter[int]]) -> None:
 
 
 def _check_queues(core: Core, records: list[int]) -> None:
-    for kind in range(core.queue.shape[0] // 2):
+    for kind in range(core.queue.shape[0]):
         size = int(core.state[c.QUEUE_SIZE + kind])
-        queue = core.queue[2 * kind, :size].tolist()
+        queue = [record_of(entry) for entry in core.queue[kind, :size].tolist()]
         ripe = {record for record in records if is_ripe(core, kind, record)}
         _require(
             len(queue) == len(set(queue)) and set(queue) == ripe, f"records {sorted(ripe ^ set(queue))} queue wrongly"
         )
         for place, record in enumerate(queue):
-            _require(core.queue[2 * kind + 1, record] == place, f"record {record} does not know its place")
-            above = queue[(place - 1) // 2] if place else record
+            _require(core.record[c.PLACE + kind, record] == place, f"record {record} does not know its place")
+            above = queue[(place - 1) // 4] if place else record
             _require(
-                core.stamp[c.USED, above] <= core.stamp[c.USED, record], f"record {record} queues behind a younger one"
+                core.record[c.USED, above] <= core.record[c.USED, record],
+                f"record {record} queues behind a younger one",
             )
 
 
@@ -226,7 +227,7 @@ def _check_newest(core: Core, paths: dict[int, list[int]]) -> None:
     newest: dict[int, int] = {}
     for record, path in paths.items():
         for block in path:
-            if block not in newest or core.stamp[c.SERIAL, record] > core.stamp[c.SERIAL, newest[block]]:
+            if block not in newest or core.serial[record] > core.serial[newest[block]]:
                 newest[block] = record
     for block, record in newest.items():
         noted = int(core.node[c.NEWEST, block])

@@ -41,7 +41,19 @@ class _PackageCache(FunctionCache):  # type: ignore[no-untyped-call,misc,unused-
 
 def njit(function: _Function) -> _Function:
     """Compile `function` at its first call, without the GIL; compiled code is kept on disk when it can be."""
-    dispatcher: Any = numba.njit(nogil=True)(function)
+    return _cached(function, numba.njit(nogil=True)(function))
+
+
+def njit_in_place(function: _Function) -> _Function:
+    """As `njit`, for code that only works on arrays that it is given.
+
+    Nothing is reference-counted, which is most of the cost of short calls that pass many arrays; and what would
+    allocate does not compile, so such code cannot run out of memory halfway.
+    """
+    return _cached(function, numba.njit(nogil=True, _nrt=False)(function))
+
+
+def _cached(function: _Function, dispatcher: Any) -> _Function:
     with suppress(RuntimeError):  # numba: no writable place for the cache
         dispatcher._cache = _PackageCache(function)  # noqa: SLF001 - what numba's enable_caching() assigns
     return cast("_Function", dispatcher)

@@ -16,6 +16,7 @@ from ctxcache.checkpoints import list_lengths
 from ctxcache.config import EXECUTION_MODES
 from ctxcache.core import (
     CAPACITY,
+    CHECKPOINT_KINDS,
     CHECKPOINTS_ALLOWED,
     COMMITTED,
     EVICTED,
@@ -28,6 +29,7 @@ from ctxcache.core import (
     NUM_RECORDS,
     PAIRED,
     PAIRED_COMMITS,
+    PAIRED_KINDS,
     PUBLISHED,
     RECLAIMED,
     REFUSED,
@@ -35,7 +37,7 @@ from ctxcache.core import (
     RESERVED_LENGTH,
     RESOURCE_KIND,
     RESTORED,
-    SERIAL,
+    allocate_arena,
     allocate_core,
 )
 from ctxcache.endpoints import (
@@ -55,7 +57,7 @@ from ctxcache.ids import (
     PublishStatus,
     ResourceType,
 )
-from ctxcache.invariants import check_core
+from ctxcache.invariants import check_invariants
 from ctxcache.lease_arena import LeaseArena
 from ctxcache.leases import (
     BAD_ROW,
@@ -71,6 +73,7 @@ from ctxcache.leases import (
     count_growth,
     drop_slots,
     grow_all,
+    grow_lease,
     mark_growable,
     reserve_slots,
 )
@@ -93,13 +96,6 @@ from ctxcache.record_list import RecordList
 
 _VANILLA = ContextCacheExecutionMode.VANILLA
 _PAIRED_MODES = frozenset({ContextCacheExecutionMode.EAGLE, ContextCacheExecutionMode.MTP})
-_CHECKPOINT_KINDS = frozenset(
-    {
-        ContextCacheDeploymentKind.PURE_RECURRENT,
-        ContextCacheDeploymentKind.HYBRID,
-        ContextCacheDeploymentKind.HYBRID_MTP,
-    }
-)
 _REFUSALS = {
     NOT_OWN_PREFIX: "the keys differ from those of blocks that the lease reused or published; pass its own sequence's keys",
     NO_CHAIN: "the keys are not one chain behind what is published; hash the whole sequence in one go",
@@ -140,20 +136,20 @@ class ContextCacheManager:
         self._page_tokens = as_count("tokens_per_page", tokens_per_page, least=1)
         self._kind = kind
         self._has_pages = kind is not ContextCacheDeploymentKind.PURE_RECURRENT
-        self._has_checkpoints = kind in _CHECKPOINT_KINDS
+        self._has_checkpoints = kind in CHECKPOINT_KINDS
         self._mtp = kind is ContextCacheDeploymentKind.HYBRID_MTP
-        has_drafts = self._mtp or kind is ContextCacheDeploymentKind.EAGLE
         capacities = (
             self._pool_size("num_base_pages", num_base_pages, useful=self._has_pages),
-            self._pool_size("num_draft_pages", num_draft_pages, useful=has_drafts),
+            self._pool_size("num_draft_pages", num_draft_pages, useful=kind in PAIRED_KINDS),
             self._pool_size("num_recurrent_snapshots", num_recurrent_snapshots, useful=self._has_checkpoints),
             self._pool_size(
                 "num_partial_kv_snapshots", num_partial_kv_snapshots, useful=self._has_checkpoints and self._has_pages
             ),
         )
-        self._arena = LeaseArena(allocate_core(kind, capacities, as_count("max_records", max_records)))
-        self._state = self._arena.core.state
-        self._records = RecordList(self._arena.core)
+        self._core = allocate_core(kind, capacities, as_count("max_records", max_records))
+        self._state = self._core.state
+        self._arena = LeaseArena(self._core, allocate_arena(kind))
+        self._records = RecordList(self._core)
 
     def _pool_size(self, name: str, size: int, *, useful: bool) -> int:
         size = as_count(name, size)
@@ -186,7 +182,7 @@ class ContextCacheManager:
     ) -> ReusePlan:
         """Say what an input could reuse now, and what it needs besides. See `CacheManager.plan`."""
         request = self._request(keys, num_tokens, mode, base_extra_tokens, draft_extra_tokens, bypass, exact_keys)
-        return make_plan(self._arena.core, request, self)
+        return make_plan(self._core, request, self)
 
     def match(
         self,
@@ -198,14 +194,14 @@ class ContextCacheManager:
         exact_keys: Iterable[HybridCheckpointKey] = (),
     ) -> MatchResult:
         """Say how far an input matches and what stopped it. See `CacheManager.match`."""
-        return explain_match(self._arena.core, self._request(keys, num_tokens, mode, 0, 0, bypass, exact_keys))
+        return explain_match(self._core, self._request(keys, num_tokens, mode, 0, 0, bypass, exact_keys))
 
     def candidate_checkpoint_lengths(self, keys: NDArray[np.uint64], num_tokens: int) -> NDArray[np.int32]:
         """Name the exact lengths worth hashing for an input. See `CacheManager.candidate_checkpoint_lengths`."""
         if not self._has_checkpoints:
             raise ContractError(f"a {self._kind.name} deployment has no checkpoints; plan without exact_keys")
         request = self._request(keys, num_tokens, EXECUTION_MODES[self._kind][-1], 0, 0, False, ())
-        core = self._arena.core
+        core = self._core
         lengths = np.empty(int(self._state[NUM_RECORDS]), np.int32)
         path = match_shared_blocks(core, request)
         count = list_lengths(core, path, request.keys, self._page_tokens, request.num_tokens, lengths)
@@ -273,7 +269,7 @@ class ContextCacheManager:
         )
         arena = self._arena
         arena.make_room(reused + plan.base_page_demand, drafts.size + plan.draft_page_demand, new_row=True)
-        row = acquire_lease(arena.core, plan.matched_base_pages, last_key, reused, drafts, ask)
+        row = acquire_lease(self._core, arena.arrays, plan.matched_base_pages, last_key, reused, drafts, ask)
         if row >= 0:
             return AcquireResult(arena.handle(row), AcquireStatus.ACQUIRED, plan)
         status = AcquireStatus.STALE_PLAN if row == STALE else AcquireStatus.INSUFFICIENT_CAPACITY
@@ -285,12 +281,17 @@ class ContextCacheManager:
 
     def grow(self, lease: CacheRequestLease, base_pages: int = 0, draft_pages: int = 0) -> bool:
         """Append private pages, whole or not at all. See `CacheManager.grow`."""
-        row = self._arena.row_of(lease)
-        fields = self._arena.core.lease
-        base_target = int(fields[NUM_BASE, row]) + as_count("base_pages", base_pages)
-        draft_target = int(fields[NUM_DRAFT, row]) + as_count("draft_pages", draft_pages)
-        targets = (np.array([target], np.int32) for target in (base_target, draft_target))
-        return self.grow_leases(np.array([row], np.int32), *targets) is not None
+        arena = self._arena
+        row = arena.row_of(lease)
+        base_pages = as_count("base_pages", base_pages)
+        draft_pages = as_count("draft_pages", draft_pages)
+        fields = arena.arrays.lease
+        if draft_pages and fields[PAIRED, row] != 1:
+            raise ContractError(f"draft_pages is {draft_pages}, but the lease runs no paired draft; leave it 0")
+        arena.make_room(
+            int(fields[NUM_BASE, row]) + base_pages, int(fields[NUM_DRAFT, row]) + draft_pages, new_row=False
+        )
+        return grow_lease(self._core, arena.arrays, row, base_pages, draft_pages)
 
     def grow_leases(
         self,
@@ -302,12 +303,10 @@ class ContextCacheManager:
         rows, base, draft, answer = self._count_growth(lease_rows, base_page_targets, draft_page_targets)
         if answer is None:
             return NO_GROWTH
-        if not self._has_pages:
-            return None
         self._arena.make_room(int(answer[WIDEST_BASE]), int(answer[WIDEST_DRAFT]), new_row=False)
         base_out = np.empty(3 * answer[BASE_ROWS] + answer[BASE_PAGES], np.int32)
         draft_out = np.empty(3 * answer[DRAFT_ROWS] + answer[DRAFT_PAGES], np.int32)
-        if not grow_all(self._arena.core, rows, base, draft, answer, base_out, draft_out):
+        if not grow_all(self._core, self._arena.arrays, rows, base, draft, answer, base_out, draft_out):
             return None
         draft_growth = _page_growth(draft_out, int(answer[DRAFT_ROWS])) if answer[DRAFT_ROWS] else NO_GROWTH.draft
         return LeaseGrowth(_page_growth(base_out, int(answer[BASE_ROWS])), draft_growth)
@@ -321,7 +320,7 @@ class ContextCacheManager:
         """Tell which leases could grow, greedily in order. See `CacheManager.can_grow_leases`."""
         rows, base, draft, _ = self._count_growth(lease_rows, base_page_targets, draft_page_targets)
         fits = np.empty(rows.size, np.bool_)
-        mark_growable(self._arena.core, rows, base, draft, fits)
+        mark_growable(self._state, self._arena.arrays.lease, rows, base, draft, fits)
         return fits
 
     def _count_growth(
@@ -336,7 +335,7 @@ class ContextCacheManager:
         if draft_page_targets is not None:
             draft = as_rows("draft_page_targets", draft_page_targets, rows.size)
         answer = np.empty(NUM_GROWTH_ENTRIES, np.int64)
-        if not count_growth(self._arena.core.lease, self._state, rows, base, draft, answer):
+        if not count_growth(self._arena.arrays.lease, self._state, rows, base, draft, answer):
             return rows, base, draft, None
         if answer[BAD_ROW] >= 0:
             position = int(answer[BAD_ROW])
@@ -362,7 +361,7 @@ class ContextCacheManager:
         row = self._arena.row_of(lease)
         resident = as_count("resident_state_length", resident_state_length)
         draft = as_count("draft_state_length", draft_state_length)
-        if draft and self._arena.core.lease[PAIRED, row] != 1:
+        if draft and self._arena.arrays.lease[PAIRED, row] != 1:
             raise ContractError(f"draft_state_length is {draft}, but the lease runs no paired draft; leave it 0")
         if draft > resident:
             raise ContractError(
@@ -384,23 +383,23 @@ class ContextCacheManager:
         exact_length: int,
         exact: NDArray[np.uint64],
     ) -> PublishResult:
-        core = self._arena.core
-        keys = as_keys(keys, max(blocks, int(core.lease[KNOWN, row])))
+        fields = self._arena.arrays.lease
+        keys = as_keys(keys, max(blocks, int(fields[KNOWN, row])))
         offer = np.array((row, blocks, draft_blocks, exact_length), np.int64)
         path = np.empty(blocks, np.int32)
-        answer, record, serial = publish_endpoint(core, keys, exact, offer, path)
+        answer, record, serial = publish_endpoint(self._core, self._arena.arrays, keys, exact, offer, path)
         if answer < 0:
             if answer not in _REFUSALS:
                 raise InvariantError(
                     f"publication of {blocks} blocks by lease row {row} found a page that is not its own"
                 )
             raise ContractError(f"publication of {blocks} blocks refused: {_REFUSALS[answer]}")
-        kept = core.stamp[SERIAL, record] == serial
+        kept = self._core.serial[record] == serial
         return PublishResult(
             status=PublishStatus.EXISTING_RECORD if answer == FOUND else PublishStatus.PUBLISHED,
             record=self._records.view(record) if kept else None,
             canonical_base_pages=path,
-            published_full_block_count=int(core.lease[PUBLISHED, row]),
+            published_full_block_count=int(fields[PUBLISHED, row]),
         )
 
     # Checkpoints of recurrent state.
@@ -408,14 +407,14 @@ class ContextCacheManager:
     def reserve_snapshots(self, lease: CacheRequestLease, exact_length: int) -> HybridSnapshotReservation | None:
         """Take the slots for one capture; `None` under pressure. See `CacheManager.reserve_snapshots`."""
         row = self._checkpoint_row(lease)
-        fields = self._arena.core.lease
+        fields = self._arena.arrays.lease
         length = as_count("exact_length", exact_length, least=1)
         if fields[RESERVED, row] >= 0:
             raise ContractError("the lease holds a reservation already; publish and retire it first")
         if self._has_pages and length > fields[NUM_BASE, row] * self._page_tokens:
             raise ContractError(f"exact_length is {length}, beyond the lease's {int(fields[NUM_BASE, row])} pages")
         needs_partial = self._has_pages and (self._mtp or length % self._page_tokens != 0)
-        if not reserve_slots(self._arena.core, row, length, int(needs_partial)):
+        if not reserve_slots(self._core, self._arena.arrays.lease, row, length, int(needs_partial)):
             return None
         recurrent, partial = (int(slot) for slot in fields[RESERVED : RESERVED + 2, row])
         return HybridSnapshotReservation(recurrent, partial if needs_partial else None)
@@ -432,8 +431,8 @@ class ContextCacheManager:
         self._check_reservation(row, reservation)
         (checkpoint,) = check_exact_keys((checkpoint,))
         length = checkpoint.exact_length
-        if length != self._arena.core.lease[RESERVED_LENGTH, row]:
-            reserved = int(self._arena.core.lease[RESERVED_LENGTH, row])
+        if length != self._arena.arrays.lease[RESERVED_LENGTH, row]:
+            reserved = int(self._arena.arrays.lease[RESERVED_LENGTH, row])
             raise ContractError(
                 f"the checkpoint's exact length is {length}, but the slots were reserved for {reserved}"
             )
@@ -451,22 +450,22 @@ class ContextCacheManager:
         """End the lease's hold on its reserved slots. See `CacheManager.retire_snapshots`."""
         row = self._arena.row_of(lease)
         self._check_reservation(row, reservation)
-        drop_slots(self._arena.core, row, RESERVED)
+        drop_slots(self._core, self._arena.arrays.lease, row, RESERVED)
 
     def release_restored_snapshots(self, lease: CacheRequestLease) -> None:
         """End the lease's hold on the slots it was restored from. See `CacheManager.release_restored_snapshots`."""
-        drop_slots(self._arena.core, self._arena.row_of(lease), RESTORED)
+        drop_slots(self._core, self._arena.arrays.lease, self._arena.row_of(lease), RESTORED)
 
     def _checkpoint_row(self, lease: CacheRequestLease) -> int:
         row = self._arena.row_of(lease)
-        if self._arena.core.lease[CHECKPOINTS_ALLOWED, row] != 1:
+        if self._arena.arrays.lease[CHECKPOINTS_ALLOWED, row] != 1:
             raise ContractError(
                 f"this lease of a {self._kind.name} deployment makes no checkpoints; its state is not captured"
             )
         return row
 
     def _check_reservation(self, row: int, reservation: HybridSnapshotReservation) -> None:
-        recurrent, partial = (int(slot) for slot in self._arena.core.lease[RESERVED : RESERVED + 2, row])
+        recurrent, partial = (int(slot) for slot in self._arena.arrays.lease[RESERVED : RESERVED + 2, row])
         held = HybridSnapshotReservation(recurrent, partial if partial >= 0 else None) if recurrent >= 0 else None
         if reservation != held or held is None:
             raise ContractError(
@@ -479,7 +478,7 @@ class ContextCacheManager:
         """Evict every record. See `CacheManager.clear`."""
         if self.num_leases:
             raise ContractError(f"{self.num_leases} leases are out; release them before clear()")
-        evict_everything(self._arena.core)
+        evict_everything(self._core)
 
     def pool(self, resource_type: ResourceType) -> PoolOccupancy:
         """Return free and capacity of one pool."""
@@ -504,7 +503,7 @@ class ContextCacheManager:
     @property
     def cache_bytes(self) -> int:
         """Bytes of index, tree, pools, records and LRU order: what the cache costs apart from the leases that are out."""
-        return self._arena.core.cache_bytes
+        return sum(array.nbytes for array in self._core)
 
     def counters(self) -> ManagerCounters:
         """Return the totals."""
@@ -527,7 +526,7 @@ class ContextCacheManager:
 
     def check_invariants(self) -> None:
         """Check the five invariants in full; `InvariantError` names the first that does not hold."""
-        check_core(self._arena.core)
+        check_invariants(self._core, self._arena.arrays)
 
 
 def _page_growth(out: NDArray[np.int32], num_rows: int) -> PageGrowth:

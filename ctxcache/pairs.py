@@ -26,52 +26,51 @@ from ctxcache.core import (
     PAIR_COUNT,
     PAIR_PAGE,
     PARENT,
-    SERIAL,
     Core,
     Int32s,
 )
-from ctxcache.jit import njit
+from ctxcache.jit import njit_in_place
 from ctxcache.pools import hold, let_go
 from ctxcache.records import join_draft_page, leave_draft_page
 
 
-@njit
-def count_paired(core: Core, path: Int32s) -> int:
+@njit_in_place
+def count_paired(node: Int32s, path: Int32s) -> int:
     """Return how many leading blocks of a base path are paired by one record."""
     if path.size == 0:
         return 0
     paired, unpaired = 0, path.size  # path[paired] has a draft page for the block before it; path[unpaired] has not
     while unpaired - paired > 1:
         middle = (paired + unpaired) // 2
-        if core.node[PAIR_PAGE, path[middle]] >= 0:
+        if node[PAIR_PAGE, path[middle]] >= 0:
             paired = middle
         else:
             unpaired = middle
-    if paired == 0 and core.node[PAIR_COUNT, path[0]] == 0:
+    if paired == 0 and node[PAIR_COUNT, path[0]] == 0:
         return 0
     return paired + 1
 
 
-@njit
-def last_paired_block(core: Core, record: int) -> int:
+@njit_in_place
+def last_paired_block(node: Int32s, record: Int32s, which: int) -> int:
     """Return the block where the record's draft path ends, which must not be empty."""
-    block = core.record[ENDPOINT, record]
-    for _ in range(core.record[NUM_BLOCKS, record] - core.record[NUM_PAIRED_BLOCKS, record]):
-        block = core.node[PARENT, block]
-    return block
+    block = record[ENDPOINT, which]
+    for _ in range(record[NUM_BLOCKS, which] - record[NUM_PAIRED_BLOCKS, which]):
+        block = node[PARENT, block]
+    return int(block)
 
 
-@njit
+@njit_in_place
 def attach_pairs(core: Core, record: int, pages: Int32s) -> None:
     """Give a record, or lengthen, its draft path: `pages[i]` is the publisher's draft page of block i."""
     old_end, old_page = -1, -1
     if core.record[NUM_PAIRED_BLOCKS, record] > 0:
-        old_end = last_paired_block(core, record)
+        old_end = last_paired_block(core.node, core.record, record)
         old_page = core.record[LAST_DRAFT_PAGE, record]
-        leave_draft_page(core, record)
+        leave_draft_page(core.state, core.resource, core.record, record)
     core.record[NUM_PAIRED_BLOCKS, record] = pages.size
-    block = last_paired_block(core, record)
-    join_draft_page(core, record, pages[pages.size - 1])
+    block = last_paired_block(core.node, core.record, record)
+    join_draft_page(core.state, core.resource, core.record, record, pages[pages.size - 1])
     hold(core, DRAFT, pages[pages.size - 1])
     core.node[PAIR_COUNT, block] += 1
     for i in range(pages.size - 2, -1, -1):
@@ -87,12 +86,12 @@ def attach_pairs(core: Core, record: int, pages: Int32s) -> None:
         let_go(core, DRAFT, old_page)
 
 
-@njit
+@njit_in_place
 def detach_pairs(core: Core, record: int) -> None:
     """Let go of a record's draft path, last page first, as far as no other record needs it."""
-    block = last_paired_block(core, record)
+    block = last_paired_block(core.node, core.record, record)
     page = core.record[LAST_DRAFT_PAGE, record]
-    leave_draft_page(core, record)
+    leave_draft_page(core.state, core.resource, core.record, record)
     core.record[NUM_PAIRED_BLOCKS, record] = 0
     let_go(core, DRAFT, page)
     core.node[PAIR_COUNT, block] -= 1
@@ -104,19 +103,19 @@ def detach_pairs(core: Core, record: int) -> None:
         core.node[PAIR_COUNT, block] -= 1
 
 
-@njit
+@njit_in_place
 def write_draft_path(core: Core, record: int, path: Int32s) -> None:
     """Fill `path` with the record's draft pages; it is as long as the record's draft path."""
     if path.size == 0:
         return
     path[path.size - 1] = core.record[LAST_DRAFT_PAGE, record]
-    block = last_paired_block(core, record)
+    block = last_paired_block(core.node, core.record, record)
     for i in range(path.size - 2, -1, -1):
         path[i] = core.node[PAIR_PAGE, block]
         block = core.node[PARENT, block]
 
 
-@njit
+@njit_in_place
 def newest_paired_through(core: Core, block: int, depth: int) -> int:
     """Return the record made last of those that pair `block`, the last of `depth` blocks. There must be one.
 
@@ -125,12 +124,12 @@ def newest_paired_through(core: Core, block: int, depth: int) -> int:
     """
     newest = core.node[NEWEST, block]
     if newest >= 0 and core.record[NUM_PAIRED_BLOCKS, newest] >= depth:
-        return newest
+        return int(newest)
     best = _newest_pairing_ending_at(core, block, depth, -1)
     at = core.node[FIRST_CHILD, block]
     while at >= 0:
         newest = core.node[NEWEST, at]
-        hopeless = best >= 0 and newest >= 0 and core.stamp[SERIAL, newest] < core.stamp[SERIAL, best]
+        hopeless = best >= 0 and newest >= 0 and core.serial[newest] < core.serial[best]
         below = -1
         if not hopeless:
             # A record may end below with a draft path that ends at or after `block`, whatever lies between.
@@ -143,16 +142,14 @@ def newest_paired_through(core: Core, block: int, depth: int) -> int:
         if at == block:
             break
         at = below
-    return best
+    return int(best)
 
 
-@njit
+@njit_in_place
 def _newest_pairing_ending_at(core: Core, block: int, depth: int, best: int) -> int:
     record = core.resource[OWNER, block]
     while record >= 0:
-        if core.record[NUM_PAIRED_BLOCKS, record] >= depth and (
-            best < 0 or core.stamp[SERIAL, record] > core.stamp[SERIAL, best]
-        ):
+        if core.record[NUM_PAIRED_BLOCKS, record] >= depth and (best < 0 or core.serial[record] > core.serial[best]):
             best = record
         record = core.record[NEXT_AT_ENDPOINT, record]
-    return best
+    return int(best)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from ctxcache.core import (
     PAIR_PAGE,
     PARTIAL_SLOT,
     RECURRENT_SLOT,
-    SERIAL,
     Core,
     Int32s,
     Words,
@@ -24,7 +23,7 @@ from ctxcache.core import (
 from ctxcache.errors import ContractError
 from ctxcache.ids import ContextCacheExecutionMode, MissReason, ReusePlanKind, SpecReplayMode
 from ctxcache.index import find_deepest, write_path
-from ctxcache.jit import njit
+from ctxcache.jit import njit_in_place
 from ctxcache.outcomes import HybridCheckpointKey, MatchResult, ReusePlan
 from ctxcache.pairs import count_paired, write_draft_path
 
@@ -32,7 +31,7 @@ _NO_PAGES = np.empty(0, np.int32)
 _NO_KEY = np.zeros(2, np.uint64)
 
 
-@njit
+@njit_in_place
 def match_blocks(core: Core, keys: Words, num_blocks: int, path: Int32s, drafts: Int32s) -> tuple[int, int]:
     """Return how many leading blocks are indexed, and how many of these are paired; fill both paths so far.
 
@@ -42,18 +41,17 @@ def match_blocks(core: Core, keys: Words, num_blocks: int, path: Int32s, drafts:
     matched, deepest = find_deepest(core.key, core.slot, keys, num_blocks)
     if matched == 0:
         return 0, 0
-    if not write_path(core, deepest, path[:matched]):
+    if not write_path(core.node, deepest, path[:matched]):
         return -1, 0
     if drafts.size == 0:
         return matched, 0
-    num_paired = count_paired(core, path[:matched])
+    num_paired = count_paired(core.node, path[:matched])
     for i in range(num_paired - 1):
         drafts[i] = core.node[PAIR_PAGE, path[i + 1]]
     return matched, num_paired
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PlanRequest:
+class PlanRequest(NamedTuple):
     """A checked request to plan.
 
     Attributes:
@@ -162,7 +160,7 @@ def _checkpoint_plan(core: Core, request: PlanRequest, owner: object) -> ReusePl
         exact_checkpoint_length=length,
         spec_replay_mode=SpecReplayMode.NONE,
         _owner=owner,
-        _proof=(_NO_KEY, record, int(core.stamp[SERIAL, record])),
+        _proof=(_NO_KEY, record, int(core.serial[record])),
     )
 
 

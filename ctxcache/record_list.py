@@ -17,11 +17,10 @@ from ctxcache.core import (
     PARENT,
     PARTIAL_SLOT,
     RECURRENT_SLOT,
-    SERIAL,
     Core,
 )
 from ctxcache.errors import ContractError
-from ctxcache.jit import njit
+from ctxcache.jit import njit_in_place
 from ctxcache.outcomes import CacheRecord, PageIds
 from ctxcache.pairs import write_draft_path
 
@@ -44,11 +43,11 @@ class RecordList:
 
     def view(self, record: int) -> CacheRecord:
         """Return the view of the record that is now at this place."""
-        return CacheRecord(self, record, int(self._core.stamp[SERIAL, record]))
+        return CacheRecord(self, record, int(self._core.serial[record]))
 
     def record_is_cached(self, record: CacheRecord) -> bool:
         """Whether the record is still there."""
-        return int(self._core.stamp[SERIAL, record._index]) == record.serial  # noqa: SLF001 - its owner
+        return int(self._core.serial[record._index]) == record.serial  # noqa: SLF001 - its owner
 
     def record_base_page_path(self, record: CacheRecord) -> PageIds:
         """See `CacheRecord.base_page_path`."""
@@ -86,7 +85,7 @@ class RecordList:
         return record._index  # noqa: SLF001 - its owner
 
 
-@njit
+@njit_in_place
 def _count_ancestors(core: Core, block: int) -> int:
     count = 0
     while block >= 0:
