@@ -103,7 +103,7 @@ class Acquirer:
             intake.tokens.size,
             mode=admission.execution_mode,
             base_extra_tokens=headroom.base_extra_tokens,
-            draft_extra_tokens=headroom.draft_extra_tokens,
+            draft_extra_tokens=headroom.draft_extra_tokens if STEP_RULES[admission.execution_mode].paired else 0,
             bypass=bypass,
             exact_keys=() if bypass else self.checkpoint_keys(intake, keys),
         )
@@ -189,12 +189,20 @@ def check_working_set(
     row_pages: int,
     draft_row_pages: int,
 ) -> None:
-    """Refuse a sequence whose first working set does not fit a page-table row."""
+    """Refuse a sequence whose first working set does not fit a page-table row.
+
+    Args:
+        intakes: the sequences.
+        headroom: tokens beyond each.
+        tokens_per_page: P.
+        row_pages: pages of a row of the base's table.
+        draft_row_pages: pages of a row of the draft's table; 0 where the mode uses no draft pages.
+    """
+    sides = [("base", headroom.base_extra_tokens, row_pages)]
+    if draft_row_pages:
+        sides.append(("draft", headroom.draft_extra_tokens, draft_row_pages))
     for index, intake in enumerate(intakes):
-        for side, extra, limit in (
-            ("base", headroom.base_extra_tokens, row_pages),
-            ("draft", headroom.draft_extra_tokens, draft_row_pages),
-        ):
+        for side, extra, limit in sides:
             pages = -(-(intake.tokens.size + extra) // tokens_per_page)
             if pages > limit:
                 raise ContractError(

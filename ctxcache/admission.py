@@ -63,7 +63,7 @@ class DecodingKvHeadroom:
 
     Attributes:
         base_extra_tokens: in the base model's pages.
-        draft_extra_tokens: in the draft model's pages.
+        draft_extra_tokens: in the draft model's pages; means nothing in a mode without draft pages.
     """
 
     base_extra_tokens: int

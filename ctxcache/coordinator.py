@@ -34,14 +34,14 @@ from ctxcache.intake import (
     read_mapping,
     read_slots,
 )
-from ctxcache.modes import default_headroom
+from ctxcache.modes import STEP_RULES, default_headroom
+from ctxcache.mtp import HybridMtpOperations
 from ctxcache.publication import choose_publication
 from ctxcache.request import PendingCompaction, Request
-from ctxcache.service import CoordinatorService
 from ctxcache.session import CoordinatorSession
 
 
-class ContextCacheCoordinator(CoordinatorService):
+class ContextCacheCoordinator(HybridMtpOperations):
     """Owns the host and device lifecycle of one request at a time around the manager. Has no thread of its own.
 
     Operations are serialised: a second thread waits. A call from inside a hook, a synchroniser or a callback of the same
@@ -88,7 +88,7 @@ class ContextCacheCoordinator(CoordinatorService):
                 extra,
                 self._tokens_per_page,
                 self._binding.row_pages,
-                self._binding.draft_row_pages,
+                self._binding.draft_row_pages if STEP_RULES[admission.execution_mode].paired else 0,
             )
             self._custody.reap()
             refusal = self._custody.refusal()

@@ -36,7 +36,7 @@ class PublicationPolicy:
     def stage_prefill(self, batch: Batch) -> SnapshotJobs | None:
         """Reserve what the end of the prefill captures; `None` when there is nothing."""
         del batch
-        return None  # noqa: RET501 - other policies return jobs
+        return None
 
     def publish_prefill(self, batch: Batch) -> None:
         """Publish, or freeze, what the prefill has computed."""
@@ -44,13 +44,21 @@ class PublicationPolicy:
     def stage_decode(self, batch: Batch, slots: Int32s, committed: Int32s) -> SnapshotJobs | None:
         """Reserve what completed sequences capture at their new committed lengths; `None` when there is nothing."""
         del batch, slots, committed
-        return None  # noqa: RET501 - other policies return jobs
+        return None
 
     def publish_decode(self, batch: Batch, slots: Int32s) -> None:
         """Publish what completed sequences have."""
 
     def publish_frozen(self, batch: Batch) -> None:
         """Publish the prefill boundaries that awaited their first verification, now that it is proven."""
+
+    def stage_boundary(self, batch: Batch, slot: int, length: int) -> SnapshotJobs | None:
+        """Reserve what one boundary within the prompt captures; `None` when there is nothing."""
+        del batch, slot, length
+        return None
+
+    def publish_boundary(self, batch: Batch, slot: int) -> None:
+        """Publish one captured boundary."""
 
 
 class FullBlockPublication(PublicationPolicy):
@@ -105,7 +113,44 @@ class EaglePublication(SharedKvPublication):
         self._publish_blocks(batch, slot, length, draft_length=length)
 
 
-class CheckpointPublication(PublicationPolicy):
+class SnapshotPublication(PublicationPolicy):
+    """The ground of the policies that capture state: one checkpoint of one sequence, staged and published."""
+
+    def _stage_one(self, batch: Batch, slot: int, length: int, point: PublicationPoint) -> SnapshotSlots | None:
+        """Reserve one checkpoint; `None` when the length is published or staged already, or under pressure."""
+        if length <= batch.published_exact[slot] or batch.staged[slot] is not None:
+            return None
+        lease = batch.leases[slot]
+        snapshots = self._manager.reserve_snapshots(lease, length)
+        if snapshots is None:
+            self._counters.hybrid_snapshot_pressure_skips += 1
+            return None
+        key = HybridCheckpointKey(batch.exact_key(slot, length), length)
+        batch.staged[slot] = StagedHybridPublication(key, snapshots, point)
+        return SnapshotSlots(slot, lease, length, snapshots.recurrent_snapshot_slot, snapshots.partial_kv_snapshot_slot)
+
+    def _publish_one(self, batch: Batch, slot: int) -> None:
+        """Publish one captured checkpoint, if there is one."""
+        staged = batch.staged[slot]
+        if staged is None:
+            return
+        length = staged.checkpoint.exact_length
+        lease = batch.leases[slot]
+        result = self._manager.publish_checkpoint(
+            lease, batch.extend_keys(slot, length), staged.checkpoint, staged.snapshots
+        )
+        self._manager.retire_snapshots(lease, staged.snapshots)
+        batch.staged[slot] = None
+        batch.published_exact[slot] = length
+        batch.published_blocks[slot] = result.published_full_block_count
+
+    def _release_restored(self, batch: Batch) -> None:
+        """Drop the pins of restored snapshots: the runtime has proven the restore complete."""
+        for lease in batch.leases:
+            self._manager.release_restored_snapshots(lease)
+
+
+class CheckpointPublication(SnapshotPublication):
     """Recurrent layers: the state at one exact length, captured at the end of the prefill or of the sequence."""
 
     def stage_prefill(self, batch: Batch) -> SnapshotJobs | None:
@@ -114,7 +159,7 @@ class CheckpointPublication(PublicationPolicy):
 
     def publish_prefill(self, batch: Batch) -> None:
         """Let go of the checkpoints that were restored, and publish the captured ones."""
-        release_restored(self._manager, batch)
+        self._release_restored(batch)
         self._publish_staged(batch)
 
     def stage_decode(self, batch: Batch, slots: Int32s, committed: Int32s) -> SnapshotJobs | None:
@@ -129,48 +174,33 @@ class CheckpointPublication(PublicationPolicy):
     def _stage(
         self, batch: Batch, slots: Iterable[int], lengths: Int32s, point: PublicationPoint
     ) -> SnapshotJobs | None:
-        checkpoints: list[SnapshotSlots] = []
-        for slot in slots:
-            length = int(lengths[slot])
-            if length <= batch.published_exact[slot] or batch.staged[slot] is not None:
-                continue
-            snapshots = self._manager.reserve_snapshots(batch.leases[slot], length)
-            if snapshots is None:
-                self._counters.hybrid_snapshot_pressure_skips += 1
-                continue
-            key = HybridCheckpointKey(batch.exact_key(slot, length), length)
-            batch.staged[slot] = StagedHybridPublication(key, snapshots, point)
-            checkpoints.append(
-                SnapshotSlots(
-                    slot,
-                    batch.leases[slot],
-                    length,
-                    snapshots.recurrent_snapshot_slot,
-                    snapshots.partial_kv_snapshot_slot,
-                )
-            )
-        return snapshot_jobs(checkpoints, self._tokens_per_page, paired=batch.rules.paired)
+        checkpoints = [self._stage_one(batch, slot, int(lengths[slot]), point) for slot in slots]
+        return snapshot_jobs(
+            [checkpoint for checkpoint in checkpoints if checkpoint is not None],
+            self._tokens_per_page,
+            paired=batch.rules.paired,
+        )
 
     def _publish_staged(self, batch: Batch) -> None:
-        for slot, staged in enumerate(batch.staged):
-            if staged is None:
-                continue
-            length = staged.checkpoint.exact_length
-            lease = batch.leases[slot]
-            keys = batch.extend_keys(slot, length)
-            self._manager.publish_checkpoint(lease, keys, staged.checkpoint, staged.snapshots)
-            self._manager.retire_snapshots(lease, staged.snapshots)
-            batch.staged[slot] = None
-            batch.published_exact[slot] = length
-            batch.published_blocks[slot] = length // self._tokens_per_page
+        for slot in range(batch.size):
+            self._publish_one(batch, slot)
 
 
-class BoundaryPublication(PublicationPolicy):
+class BoundaryPublication(SnapshotPublication):
     """MTP: endpoints are published one by one during the prefill; its end only lets go of what was restored."""
 
     def publish_prefill(self, batch: Batch) -> None:
         """Let go of the checkpoints that were restored."""
-        release_restored(self._manager, batch)
+        self._release_restored(batch)
+
+    def stage_boundary(self, batch: Batch, slot: int, length: int) -> SnapshotJobs | None:
+        """Reserve a checkpoint at a boundary within the prompt."""
+        checkpoint = self._stage_one(batch, slot, length, PublicationPoint.PREFILL_END)
+        return snapshot_jobs([checkpoint] if checkpoint else [], self._tokens_per_page, paired=True)
+
+    def publish_boundary(self, batch: Batch, slot: int) -> None:
+        """Publish the captured boundary."""
+        self._publish_one(batch, slot)
 
 
 _POLICIES: dict[Kind, dict[Mode, type[PublicationPolicy]]] = {
@@ -186,9 +216,3 @@ _POLICIES: dict[Kind, dict[Mode, type[PublicationPolicy]]] = {
 def choose_publication(kind: Kind, mode: Mode, *, publishes: bool) -> type[PublicationPolicy]:
     """Return the policy of one request: by deployment and mode, or none at all for a bypass."""
     return _POLICIES[kind][mode] if publishes else PublicationPolicy
-
-
-def release_restored(manager: ContextCacheManager, batch: Batch) -> None:
-    """Drop the pins of restored snapshots: the runtime has proven the restore complete."""
-    for lease in batch.leases:
-        manager.release_restored_snapshots(lease)

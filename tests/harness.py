@@ -101,6 +101,15 @@ class Harness:
         """The cache's configuration."""
         return ContextCacheConfig(**options)
 
+    def make_deployment(self) -> DeploymentConfig:
+        """The deployment over the harness's engine."""
+        return DeploymentConfig(self.engine)
+
+    def make_resources(self, inner: Any) -> ContextCachePhysicalResources:
+        """Caches and page tables; `inner` are the ops that allocate."""
+        del inner
+        return ContextCachePhysicalResources(self.cache, self.table)
+
     def __init__(
         self,
         *,
@@ -128,7 +137,7 @@ class Harness:
             else None
         )
         self.sync = Script() if synchronizer is None else synchronizer
-        self.resources = ContextCachePhysicalResources(self.cache, self.table)
+        self.resources = self.make_resources(inner)
         self.config = self.make_config(enabled=enabled, max_records=max_records, hash_key=HASH_KEY)
         self.coordinator = self.build()
         self.mapping = inner.allocate((max_batch,), "int32")
@@ -139,7 +148,7 @@ class Harness:
         """Build a coordinator over the harness's resources."""
         return ContextCacheCoordinator(
             self.config,
-            DeploymentConfig(self.engine),
+            self.make_deployment(),
             self.kind,
             self.resources,
             self.stream,
