@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import threading
 import warnings
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
-from numba import config, cuda
+from numba import config, cuda, types
 from numpy.typing import NDArray
 
 from ctxcache.device.arrays import CUDA, ArrayView
+from ctxcache.device.prepared import Driver, PreparedKernel
 from ctxcache.device.streams import stream_handle
-from ctxcache.errors import ContractError, DeviceError
+from ctxcache.errors import ContractError
 
 __all__ = [
     "MAX_BLOCKS",
@@ -86,14 +89,22 @@ def blocks_for_runs(num_bytes: int, parts: int, jobs: int = 1) -> Grid:
 class Launcher:
     """Enqueues kernels on streams of any library.
 
+    Args:
+        prepared: launch through the compiled kernel's handle, see `PreparedKernel`. Otherwise, and wherever Numba does not
+            give the handle, through Numba's own dispatch: the same kernel, a few times the host time.
+
     Attributes:
         num_launches: kernels enqueued so far.
+        num_prepared_launches: those among them that went through a handle.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, prepared: bool = True) -> None:
         self.num_launches = 0
+        self.num_prepared_launches = 0
+        self._prepares = prepared and not SIMULATED
         self._streams: dict[int, Any] = {}
         self._configured: dict[tuple[Any, Grid, int], Any] = {}
+        self._prepared: dict[Any, PreparedKernel | None] = {}
 
     def launch(self, kernel: Any, blocks: Grid, stream: Any, *arguments: int) -> None:
         """Enqueue one kernel.
@@ -105,7 +116,11 @@ class Launcher:
             arguments: addresses and counts, below 2**63.
         """
         handle = stream_handle(stream)
-        if SIMULATED:
+        prepared = self._prepare(kernel, len(arguments)) if self._prepares else None
+        if prepared is not None:
+            prepared.launch(blocks, THREADS, handle, arguments)
+            self.num_prepared_launches += 1
+        elif SIMULATED:
             # Its subscript only sets attributes of the kernel, so there is nothing to keep.
             kernel[blocks, THREADS](*arguments)
         else:
@@ -121,10 +136,16 @@ class Launcher:
         handle = stream_handle(stream)
         if SIMULATED:
             return cuda.stream()
-        cuda.current_context()  # a thread that has none yet gets the primary context
+        _enter_context()
         if handle not in self._streams:
             self._streams[handle] = cuda.external_stream(handle) if handle else cuda.default_stream()
         return self._streams[handle]
+
+    def _prepare(self, kernel: Any, num_arguments: int) -> PreparedKernel | None:
+        driver = _driver()
+        if kernel not in self._prepared:
+            self._prepared[kernel] = _prepared_kernel(driver, kernel, num_arguments)
+        return self._prepared[kernel]
 
     def _configure(self, key: tuple[Any, Grid, int]) -> Any:
         kernel, blocks, handle = key
@@ -150,7 +171,7 @@ class DeviceMemory:
         array = cuda.device_array(shape, dtype)
         if array.nbytes:
             address = array.device_ctypes_pointer.value
-            self._wait(lambda driver, stream: driver.cuMemsetD8Async(address, 0, array.nbytes, stream))
+            self._wait(lambda api, stream: api.cuMemsetD8Async(address, 0, array.nbytes, stream))
         return array
 
     def read(self, view: ArrayView) -> NDArray[Any]:
@@ -159,9 +180,7 @@ class DeviceMemory:
         if SIMULATED:
             ctypes.memmove(host.ctypes.data, view.address, host.nbytes)
         elif host.nbytes:
-            self._wait(
-                lambda driver, stream: driver.cuMemcpyDtoHAsync(host.ctypes.data, view.address, host.nbytes, stream)
-            )
+            self._wait(lambda api, stream: api.cuMemcpyDtoHAsync(host.ctypes.data, view.address, host.nbytes, stream))
         return host
 
     def write(self, view: ArrayView, host: NDArray[Any]) -> None:
@@ -169,15 +188,13 @@ class DeviceMemory:
         if SIMULATED:
             ctypes.memmove(view.address, host.ctypes.data, host.nbytes)
         elif host.nbytes:
-            self._wait(
-                lambda driver, stream: driver.cuMemcpyHtoDAsync(view.address, host.ctypes.data, host.nbytes, stream)
-            )
+            self._wait(lambda api, stream: api.cuMemcpyHtoDAsync(view.address, host.ctypes.data, host.nbytes, stream))
 
     def _wait(self, enqueue: Any) -> None:
         driver = _driver()
         if self._stream is None:
             self._stream = cuda.stream()
-        _check(driver, enqueue(driver, stream_handle(self._stream)))
+        driver.check(enqueue(driver.api, driver.stream(stream_handle(self._stream))))
         self._stream.synchronize()
 
 
@@ -201,53 +218,75 @@ class StagingBuffer:
             self.host = np.asarray(mapped).view(np.ndarray)
             self.address = int(mapped.device_ctypes_pointer.value)
             self._mapped = mapped
+            self._event = cuda.event(timing=False)
+            self._mark = _driver().api.CUevent(int(self._event.handle))
         self.pairs = self.host.view(np.int32).reshape(-1, 2)
+        self._host_address = int(self.host.ctypes.data)
         self._device: Any = None
-        self._event = cuda.event() if SIMULATED else cuda.event(timing=False)
+        self._device_address = 0
 
     def copy_to_device(self, num_bytes: int, stream: Any) -> int:
         """Enqueue a copy of the first bytes to the device memory beside, and return its address."""
         if self._device is None:
-            self._device = (
-                np.zeros(self.capacity, np.uint8) if SIMULATED else cuda.device_array(self.capacity, np.uint8)
-            )
+            if SIMULATED:
+                self._device = np.zeros(self.capacity, np.uint8)
+                self._device_address = int(self._device.ctypes.data)
+            else:
+                self._device = cuda.device_array(self.capacity, np.uint8)
+                self._device_address = int(self._device.device_ctypes_pointer.value)
         if SIMULATED:
-            address = int(self._device.ctypes.data)
-            ctypes.memmove(address, self.address, num_bytes)
-            return address
-        address = int(self._device.device_ctypes_pointer.value)
-        driver = _driver()
-        _check(driver, driver.cuMemcpyHtoDAsync(address, self.host.ctypes.data, num_bytes, stream_handle(stream)))
-        return address
+            ctypes.memmove(self._device_address, self._host_address, num_bytes)
+        else:
+            _driver().copy_to_device(self._device_address, self._host_address, num_bytes, stream_handle(stream))
+        return self._device_address
 
-    def mark_used(self, numba_stream: Any) -> None:
+    def mark_used(self, stream: Any) -> None:
         """Enqueue the mark behind which nothing reads this buffer any more."""
-        self._event.record(numba_stream)
+        if not SIMULATED:
+            _driver().record(self._mark, stream_handle(stream))
 
     def is_idle(self) -> bool:
         """Whether the mark has been passed. The simulator has always passed it."""
-        if SIMULATED:
-            return True
-        cuda.current_context()  # a thread that has none yet gets the primary context
-        return bool(self._event.query())
+        return SIMULATED or _driver().has_passed(self._mark)
 
     def wait(self) -> None:
         """Wait until the mark has been passed."""
-        self._event.synchronize()
+        if not SIMULATED:
+            self._event.synchronize()
 
 
-def _driver() -> Any:
-    """The driver's own calls, in Numba's context."""
-    cuda.current_context()
+_entered = threading.local()
+
+
+def _enter_context() -> None:
+    """Give a thread that has no context yet the primary one; asking Numba every time costs as much as a launch."""
+    if not getattr(_entered, "done", False):
+        cuda.current_context()
+        _entered.done = True
+
+
+@lru_cache(maxsize=1)
+def _load_driver() -> Driver:
     from cuda.bindings import driver  # noqa: PLC0415 - comes with numba-cuda, is not there under the simulator
 
-    return driver
+    return Driver(driver)
 
 
-def _check(driver: Any, result: Any) -> None:
-    code = result[0] if isinstance(result, tuple) else result
-    if code != driver.CUresult.CUDA_SUCCESS:
-        raise DeviceError(f"the CUDA driver answered {code!r}; see its documentation for this code")
+def _driver() -> Driver:
+    """The driver's own calls, in Numba's context."""
+    _enter_context()
+    return _load_driver()
+
+
+def _prepared_kernel(driver: Driver, kernel: Any, num_arguments: int) -> PreparedKernel | None:
+    """Compile a kernel for integers and take its handle; `None` where this release of Numba keeps it elsewhere."""
+    compiled = kernel.compile((types.int64,) * num_arguments)
+    try:
+        function = compiled._codelibrary.get_cufunc()  # noqa: SLF001 - there is no public way to the handle
+        handle = int(function.handle)
+    except (AttributeError, TypeError, ValueError):
+        return None
+    return PreparedKernel(driver, handle, num_arguments, (compiled, function))
 
 
 def device_address(name: str, view: ArrayView) -> int:

@@ -49,18 +49,22 @@ class NumbaDeviceOps:
     Descriptor tables are built at the first use of a cache or storage and kept on the device as long as it lives. Job
     arguments travel through pinned staging buffers, see `StagingRing`.
 
+    Args:
+        prepared_launches: launch kernels through their compiled handle. `False` leaves it to Numba's dispatch, which does the
+            same and takes a few times the host time; so does a release of Numba that does not give the handle.
+
     Raises:
         DeploymentError: on construction, where there is neither a GPU nor the simulator; names the two commands that
             help.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, prepared_launches: bool = True) -> None:
         launch, self._kernels = _load_target()
         self._blocks_for = launch.blocks_for
         self._blocks_for_runs = launch.blocks_for_runs
         self._device_address = launch.device_address
         self._memory = launch.DeviceMemory()
-        self._launcher = launch.Launcher()
+        self._launcher = launch.Launcher(prepared=prepared_launches)
         self._ring = StagingRing(launch.StagingBuffer)
         self._slot_tables: WeakKeyDictionary[HybridCacheManager, _DeviceTable] = WeakKeyDictionary()
         self._move_tables: WeakKeyDictionary[HybridSnapshotStorage, _DeviceTable] = WeakKeyDictionary()
@@ -69,6 +73,12 @@ class NumbaDeviceOps:
     def num_launches(self) -> int:
         """Kernels launched so far."""
         count: int = self._launcher.num_launches
+        return count
+
+    @property
+    def num_prepared_launches(self) -> int:
+        """Those among them that went through a compiled kernel's handle; see `prepared_launches`."""
+        count: int = self._launcher.num_prepared_launches
         return count
 
     def operation(self, name: str) -> None:
@@ -108,7 +118,7 @@ class NumbaDeviceOps:
                 table.max_pages_per_seq,
                 table.num_pages,
             )
-            self._ring.give_back(buffer, self._launcher.numba_stream(stream))
+            self._ring.give_back(buffer, stream)
         except BaseException:
             self._ring.lose(buffer)
             table.forget_device_rows()
@@ -232,7 +242,7 @@ class NumbaDeviceOps:
         try:
             buffer.host[: values.nbytes] = values.reshape(-1).view(np.uint8)
             yield buffer
-            self._ring.give_back(buffer, self._launcher.numba_stream(stream))
+            self._ring.give_back(buffer, stream)
         except BaseException:
             self._ring.lose(buffer)
             raise

@@ -11,9 +11,10 @@ import numpy as np
 from ctxcache.config import DTYPE_BYTES, DeploymentConfig, EngineConfig
 from ctxcache.device.arrays import ArrayView, view_array
 from ctxcache.device.caches import HybridCacheManager
+from ctxcache.device.job_checks import are_distinct_slots, are_sound_jobs
 from ctxcache.device.ops import ABSENT, DeviceOps, HiddenRow, Int32s, SnapshotJobs
 from ctxcache.device.ownership import Ownership
-from ctxcache.errors import ContractError, DeploymentError
+from ctxcache.errors import ContractError, DeploymentError, InvariantError
 from ctxcache.ids import SpecDecodeMode
 
 
@@ -203,26 +204,45 @@ def check_jobs(storage: HybridSnapshotStorage, jobs: SnapshotJobs, *, to_snapsho
         ContractError: fields of different lengths, an index out of range, a page that is missing, or two jobs that
             write the same place. Nothing has been enqueued.
     """
-    names = (
-        "slots",
-        "recurrent_snapshot_slots",
-        "partial_kv_snapshot_slots",
-        "base_pages",
-        "draft_pages",
-        "num_tokens",
-    )
-    fields = [np.asarray(getattr(jobs, name)) for name in names]
+    fields = [np.asarray(getattr(jobs, name)) for name in _JOB_NAMES]
     if any(field.shape != fields[0].shape or field.ndim != 1 for field in fields):
         raise ContractError(f"jobs have fields of lengths {[field.shape for field in fields]}; give one entry per job")
-    packed = np.stack(fields, axis=1).astype(np.int32)
+    packed = np.empty((len(fields[0]), len(fields)), np.int32)
+    for column, field in enumerate(fields):
+        packed[:, column] = field
+    limits = (
+        storage.base_cache.max_batch,
+        storage.num_recurrent_slots,
+        storage.num_partial_kv_slots,
+        storage.base_cache.num_pages,
+        0 if storage.draft_cache is None else storage.draft_cache.num_pages,
+        storage.tokens_per_page + 1,
+    )
+    if not are_sound_jobs(packed, limits, to_snapshots):
+        _refuse_jobs(packed, limits, to_snapshots=to_snapshots)
+    return packed
+
+
+_JOB_NAMES = (
+    "slots",
+    "recurrent_snapshot_slots",
+    "partial_kv_snapshot_slots",
+    "base_pages",
+    "draft_pages",
+    "num_tokens",
+)
+
+
+def _refuse_jobs(packed: Int32s, limits: tuple[int, ...], *, to_snapshots: bool) -> None:
+    """Find what is wrong with jobs, and raise."""
     slots, recurrent, partial, base_pages, draft_pages, num_tokens = packed.T
+    num_slots, num_recurrent, num_partial, num_base_pages, num_draft_pages, tokens_limit = limits
     moves_state, moves_pages = recurrent != ABSENT, (partial != ABSENT) & (num_tokens > 0)
-    num_draft_pages = storage.draft_cache.num_pages if storage.draft_cache is not None else 0
-    _check_range("slots", slots[moves_state], storage.base_cache.max_batch)
-    _check_range("recurrent_snapshot_slots", recurrent[moves_state], storage.num_recurrent_slots)
-    _check_range("partial_kv_snapshot_slots", partial[partial != ABSENT], storage.num_partial_kv_slots)
-    _check_range("num_tokens", num_tokens[partial != ABSENT], storage.tokens_per_page + 1)
-    _check_range("base_pages", base_pages[moves_pages], storage.base_cache.num_pages)
+    _check_range("slots", slots[moves_state], num_slots)
+    _check_range("recurrent_snapshot_slots", recurrent[moves_state], num_recurrent)
+    _check_range("partial_kv_snapshot_slots", partial[partial != ABSENT], num_partial)
+    _check_range("num_tokens", num_tokens[partial != ABSENT], tokens_limit)
+    _check_range("base_pages", base_pages[moves_pages], num_base_pages)
     destinations = {
         "recurrent_snapshot_slots": recurrent[moves_state],
         "partial_kv_snapshot_slots": partial[moves_pages],
@@ -236,11 +256,13 @@ def check_jobs(storage: HybridSnapshotStorage, jobs: SnapshotJobs, *, to_snapsho
     for name, written in destinations.items():
         if len(np.unique(written)) != len(written):
             raise ContractError(f"jobs.{name} is {written.tolist()}; two jobs may not write the same place")
-    return packed
+    raise InvariantError(f"jobs were taken for wrong, and nothing is wrong with them: {packed.tolist()}")
 
 
 def check_slots(cache: HybridCacheManager, slots: Int32s) -> None:
     """Check that slots are in range and unique, or raise `ContractError`."""
+    if are_distinct_slots(slots, cache.max_batch):
+        return
     _check_range("slots", slots, cache.max_batch)
     if len(np.unique(slots)) != len(slots):
         raise ContractError(f"slots are {slots.tolist()}; name each once")

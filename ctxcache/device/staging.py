@@ -26,7 +26,7 @@ class Buffer(Protocol):
     def copy_to_device(self, num_bytes: int, stream: Any) -> int:
         """Enqueue a copy of the first bytes to device memory beside, and return its address."""
 
-    def mark_used(self, numba_stream: Any) -> None:
+    def mark_used(self, stream: Any) -> None:
         """Enqueue the mark behind which nothing reads the buffer any more."""
 
     def is_idle(self) -> bool:
@@ -59,9 +59,9 @@ class StagingRing:
                 return oldest
         return self._make_buffer(max(_MIN_BYTES, 1 << (num_bytes - 1).bit_length()))
 
-    def give_back(self, buffer: Buffer, numba_stream: Any) -> None:
-        """Return a buffer whose reader has been enqueued on `numba_stream`."""
-        buffer.mark_used(numba_stream)
+    def give_back(self, buffer: Buffer, stream: Any) -> None:
+        """Return a buffer whose reader has been enqueued on `stream`."""
+        buffer.mark_used(stream)
         self._buffers.append(buffer)
 
     def lose(self, buffer: Buffer) -> None:
