@@ -113,7 +113,9 @@ class ContextCacheCoordinator(HybridMtpOperations):
             tokens_per_page=self._tokens_per_page,
         )
         policy = choose_publication(self._kind, admission.execution_mode, publishes=batch.publishes)
-        request = Request(batch, policy(self._manager, self._tokens_per_page, self._counters), self._binding.link)
+        request = Request(
+            batch, policy(self._manager, self._tokens_per_page, self._counters, self._identities), self._binding.link
+        )
         handle = RequestHandle(self, request)
         self._custody.active = request
         self._acquirer.count(acquisition, lookup_policy)

@@ -31,9 +31,23 @@ class MatchExplanation:
     reason: MissReason
 
 
-def explain_match(sequence: int, input_tokens: int, match: MatchResult, tokens_per_page: int) -> MatchExplanation:
-    """Put the manager's view of one sequence into the caller's words."""
+_NOTHING_MATCHED = frozenset({MissReason.NO_MATCH, MissReason.NO_CHECKPOINT, MissReason.EVICTED})
+
+
+def explain_match(
+    sequence: int, input_tokens: int, match: MatchResult, tokens_per_page: int, *, other_identity: bool
+) -> MatchExplanation:
+    """Put the manager's view of one sequence into the caller's words.
+
+    Args:
+        sequence: index in the admission.
+        input_tokens: tokens of the input.
+        match: what the manager says.
+        tokens_per_page: P.
+        other_identity: the same beginning was published under other extras, and not under these.
+    """
     all_blocks = match.matched_full_blocks == input_tokens // tokens_per_page
+    hidden = other_identity and match.matched_full_blocks == 0 and match.reason in _NOTHING_MATCHED
     return MatchExplanation(
         sequence=sequence,
         input_tokens=input_tokens,
@@ -41,5 +55,5 @@ def explain_match(sequence: int, input_tokens: int, match: MatchResult, tokens_p
         reused_tokens=match.reused_token_length,
         plan_kind=match.kind,
         diverged_at_token=None if all_blocks else match.matched_full_blocks * tokens_per_page,
-        reason=match.reason,
+        reason=MissReason.OTHER_IDENTITY if hidden else match.reason,
     )

@@ -142,7 +142,23 @@ class SpecReplayMode(Enum):
 
 
 class MissReason(Enum):
-    """Why a sequence reuses less than its whole input."""
+    """Why a sequence reuses less than its whole input.
+
+    Members:
+        NONE: nothing more could be reused.
+        EMPTY_CACHE: there is no record.
+        NO_MATCH: nothing begins like this.
+        DIVERGED: the input parts from what is cached at `diverged_at_token`.
+        PARTIAL_BLOCK: what is left is shorter than a block; only full blocks are shared.
+        REWIND: the whole input matched; its last block is computed again for logits.
+        BYPASS: nothing is looked up.
+        EVICTED: it was there lately and had to go.
+        NO_CHECKPOINT: blocks match, but no recurrent state was kept along them.
+        WRONG_CHECKPOINT_LENGTH: state was kept at the input's own length, and at least one token must be computed.
+        OTHER_IDENTITY: the same beginning is known under another adapter, tenant or other extras.
+        UNPAIRED_DRAFT: base pages match; their draft pages were never computed.
+        REPLAY: the last matched block is computed again for the draft model's sake.
+    """
 
     NONE = "none"
     EMPTY_CACHE = "empty_cache"

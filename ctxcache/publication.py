@@ -13,9 +13,10 @@ import numpy as np
 from ctxcache.batch import NOT_FROZEN, Batch, StagedHybridPublication
 from ctxcache.boundaries import SnapshotSlots, snapshot_jobs
 from ctxcache.device.ops import SnapshotJobs
+from ctxcache.identity_memory import IdentityMemory
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ContextCacheExecutionMode as Mode
-from ctxcache.ids import PublicationPoint
+from ctxcache.ids import PublicationPoint, PublishStatus
 from ctxcache.intake import Int32s
 from ctxcache.manager import ContextCacheManager
 from ctxcache.metrics import CoordinatorCounters
@@ -28,10 +29,17 @@ if TYPE_CHECKING:
 class PublicationPolicy:
     """Publishes nothing: the policy of a bypass, and the ground that the others stand on."""
 
-    def __init__(self, manager: ContextCacheManager, tokens_per_page: int, counters: CoordinatorCounters) -> None:
+    def __init__(
+        self,
+        manager: ContextCacheManager,
+        tokens_per_page: int,
+        counters: CoordinatorCounters,
+        identities: IdentityMemory,
+    ) -> None:
         self._manager = manager
         self._tokens_per_page = tokens_per_page
         self._counters = counters
+        self._identities = identities
 
     def stage_prefill(self, batch: Batch) -> SnapshotJobs | None:
         """Reserve what the end of the prefill captures; `None` when there is nothing."""
@@ -60,6 +68,10 @@ class PublicationPolicy:
     def publish_boundary(self, batch: Batch, slot: int) -> None:
         """Publish one captured boundary."""
 
+    def _note_identity(self, batch: Batch, slot: int, status: PublishStatus) -> None:
+        if status is PublishStatus.PUBLISHED:
+            self._identities.note(batch.tokens[slot, : batch.num_tokens[slot]], batch.media[slot], batch.extras[slot])
+
 
 class FullBlockPublication(PublicationPolicy):
     """Plain attention: every full block, at the end of the prefill and of a completed sequence."""
@@ -82,6 +94,7 @@ class FullBlockPublication(PublicationPolicy):
             batch.leases[slot], batch.extend_keys(slot, length), length, draft_state_length=draft_length
         )
         batch.published_blocks[slot] = result.published_full_block_count
+        self._note_identity(batch, slot, result.status)
 
 
 class SharedKvPublication(FullBlockPublication):
@@ -143,6 +156,7 @@ class SnapshotPublication(PublicationPolicy):
         batch.staged[slot] = None
         batch.published_exact[slot] = length
         batch.published_blocks[slot] = result.published_full_block_count
+        self._note_identity(batch, slot, result.status)
 
     def _release_restored(self, batch: Batch) -> None:
         """Drop the pins of restored snapshots: the runtime has proven the restore complete."""

@@ -19,6 +19,7 @@ from ctxcache.explain import MatchExplanation, explain_match
 from ctxcache.fsm import require_declared
 from ctxcache.handle import RequestHandle
 from ctxcache.hashing import KeyHasher
+from ctxcache.identity_memory import IdentityMemory
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.ids import ContextCacheDeploymentKind, ContextCacheLookupPolicy
 from ctxcache.intake import SequenceIntake, read_admission
@@ -59,9 +60,11 @@ class CoordinatorService:
             max_records=config.max_records,
             kind=deployment_kind,
         )
+        hasher = KeyHasher(deployment.base.tokens_per_page, config.hash_key)
+        self._identities = IdentityMemory(hasher, deployment.base.tokens_per_page)
         self._acquirer = Acquirer(
             self._manager,
-            KeyHasher(deployment.base.tokens_per_page, config.hash_key),
+            hasher,
             self._counters,
             has_checkpoints=binding.link.storage is not None,
         )
@@ -112,6 +115,7 @@ class CoordinatorService:
             if self._custody.active is not None or self._custody.quarantined is not None:
                 raise ContractError("clear() is refused while a request is active or quarantined; finish it first")
             self._manager.clear()
+            self._identities.clear()
 
     def explain(self, admission: ContextCacheBatchAdmission) -> list[MatchExplanation]:
         """Say for each sequence what it would reuse now, and why not more. Changes nothing.
@@ -122,15 +126,23 @@ class CoordinatorService:
         with self._custody.serialised("explain"):
             intakes = read_admission(admission, self._binding.max_batch_size, EXECUTION_MODES[self._kind])
             policy = self._lookup_policy(admission, intakes)
-            return [
-                explain_match(
-                    index,
-                    intake.tokens.size,
-                    self._acquirer.match(admission, intake, policy),
-                    self._tokens_per_page,
-                )
-                for index, intake in enumerate(intakes)
-            ]
+            return [self._explain_one(admission, index, intake, policy) for index, intake in enumerate(intakes)]
+
+    def _explain_one(
+        self,
+        admission: ContextCacheBatchAdmission,
+        index: int,
+        intake: SequenceIntake,
+        policy: ContextCacheLookupPolicy,
+    ) -> MatchExplanation:
+        match = self._acquirer.match(admission, intake, policy)
+        return explain_match(
+            index,
+            intake.tokens.size,
+            match,
+            self._tokens_per_page,
+            other_identity=self._identities.knows_another(intake.tokens, intake.media, intake.extras),
+        )
 
     def metrics(self) -> ContextCacheMetrics:
         """Return a snapshot of all counters and of the present occupancy."""

@@ -14,6 +14,7 @@ import pytest
 from harness import HASH_KEY, OK, Harness, Script, T, U, V
 
 from ctxcache import (
+    AdapterKey,
     BlockKeyExtras,
     ContextCacheBatchAdmission,
     ContextCacheBatchAdvance,
@@ -770,6 +771,11 @@ def test_explain_says_what_and_why_and_changes_nothing() -> None:
     assert (other.reused_tokens, other.diverged_at_token, other.sequence) == (0, 0, 3)
     assert other.reason is MissReason.NO_MATCH
     assert explain(T(40), lookup_policy=BYPASS)[0].reason is MissReason.BYPASS
+    adapter = BlockKeyExtras(adapter=AdapterKey(hash_opaque_identity("adapter")))
+    others = ContextCacheBatchAdmission([ContextCacheSequenceAdmission(T(40), adapter)])
+    assert h.coordinator.explain(others)[0].reason is MissReason.OTHER_IDENTITY
+    h.coordinator.clear()
+    assert h.coordinator.explain(others)[0].reason is MissReason.EMPTY_CACHE
     with pytest.raises(ContractError):
         explain([])
 

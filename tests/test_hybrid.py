@@ -10,6 +10,7 @@ from harness import OK, Harness, Script, T, U, V
 from hybrid_harness import HybridHarness, PureRecurrentHarness
 
 from ctxcache import (
+    BlockKeyExtras,
     ContextCacheBatchAdmission,
     ContextCacheCommitPolicy,
     ContextCacheConfig,
@@ -23,6 +24,7 @@ from ctxcache import (
     MissReason,
     NumpyDeviceOps,
     ReusePlanKind,
+    hash_opaque_identity,
     partial_kv_bytes_per_slot,
     recurrent_bytes_per_slot,
 )
@@ -255,6 +257,7 @@ def test_explain_says_why_a_hybrid_misses(harness: type[HybridHarness]) -> None:
         explanation = h.coordinator.explain(admission)[0]
         return explanation.reused_tokens, explanation.reason
 
+    tenant = BlockKeyExtras(isolation_digest=hash_opaque_identity("another tenant"))
     h = harness(snapshots=2)
     assert why(T(140)) == (0, MissReason.EMPTY_CACHE)
     h.run(T(200))
@@ -262,6 +265,8 @@ def test_explain_says_why_a_hybrid_misses(harness: type[HybridHarness]) -> None:
     assert why(T(201)) == (200, MissReason.NONE)
     assert why(T(200))[1] is MissReason.WRONG_CHECKPOINT_LENGTH
     assert why(U(200)) == (0, MissReason.NO_MATCH)
+    others = ContextCacheBatchAdmission([ContextCacheSequenceAdmission(T(201), tenant)])
+    assert h.coordinator.explain(others)[0].reason is MissReason.OTHER_IDENTITY
     assert h.observe() == seen
     h.run(U(50))
     h.run(V(50))
