@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from demo_runtime import main_job
+from demo_runtime import hybrid_job, main_job
 
 
 def main() -> int:
@@ -24,8 +24,9 @@ def main() -> int:
         default=len(main_job.QUESTIONS),
         help="ask only the first questions",
     )
+    jobs.add_parser("hybrid", help=hybrid_job.__doc__)
     arguments = parser.parse_args(sys.argv[1:] or ["conversation"])
-    return main_job.run(arguments.turns)
+    return hybrid_job.run() if arguments.job == "hybrid" else main_job.run(arguments.turns)
 
 
 if __name__ == "__main__":

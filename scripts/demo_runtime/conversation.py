@@ -103,13 +103,14 @@ def answer_batch(
         # Bind: rows of the page table and device lengths now say where each sequence continues.
         coordinator.prepare_prefill(request).raise_for_status()
         logits = runtime.prefill(prompts, cut_at=cut_at)
-        coordinator.enqueue_prefill_captures(request).raise_for_status()  # nothing to do in a model of attention alone
+        # A model with recurrent layers has its state copied here, behind the prefill on the stream; others need nothing.
+        coordinator.enqueue_prefill_captures(request).raise_for_status()
         # Here a GPU runtime waits for its prefill. NumPy has finished when it returns.
         for answer, row, start in zip(answers, logits, begun.admission.prefill_starts, strict=True):
             answer.take(row)
             answer.reused_tokens = start
             answer.prefill_seconds = time.perf_counter() - started
-        # The state of the whole prompt is there: publish its full pages. The sampled token is the lookahead.
+        # The state of the whole prompt is there: publish it. The sampled token is the lookahead.
         committed = [len(prompt) for prompt in prompts]
         advances = [ContextCacheSequenceAdvance(a.tokens, c) for a, c in zip(answers, committed, strict=True)]
         coordinator.finalize_prefill_publication(request, advances).raise_for_status()
@@ -160,6 +161,7 @@ def answer_batch_in_session(
             answer.take(row)
             answer.reused_tokens = start
             answer.prefill_seconds = time.perf_counter() - started
+        session.prefill_enqueued()
         session.prefilled([answer.tokens[-1] for answer in answers])
         while session.active:
             working = [answers[index] for index in session.active]

@@ -14,7 +14,7 @@ from demo_runtime.conversation import (
     answer_batch_in_session,
     answer_without_ctxcache,
 )
-from demo_runtime.report import Report, TurnResult, yes_or_no
+from demo_runtime.report import Report, TurnResult, duration, yes_or_no
 from demo_runtime.runtime import Memory, Model, Runtime
 
 
@@ -63,6 +63,7 @@ class Harness(Generic[Memory]):
         own_memory: makes the cold memory of the side without; called before each of its answers.
         least_reuse: how many tokens a later turn must reuse, given the tokens of the talk before it and of its prompt.
         past_equal: for models that keep more than pages: whether both sides are left with the same state, bit for bit.
+        between_turns: called before each turn, for a runtime that wants to show what a request may not depend on.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Harness(Generic[Memory]):
         own_memory: Callable[[], Memory],
         least_reuse: Callable[[int, int], int],
         past_equal: Callable[[Memory, Memory], bool] | None = None,
+        between_turns: Callable[[], None] = lambda: None,
     ) -> None:
         self._report = report
         self._chat = chat
@@ -82,6 +84,7 @@ class Harness(Generic[Memory]):
         self._own_memory = own_memory
         self._least_reuse = least_reuse
         self._past_equal = past_equal
+        self._between_turns = between_turns
 
     def run(self, script: Script) -> None:
         """Hold the conversation, then two at once, and print what came of it."""
@@ -102,11 +105,12 @@ class Harness(Generic[Memory]):
         for turn, message in enumerate(script.messages, start=1):
             report.step(f"Turn {turn} of {len(script.messages)}: {message.splitlines()[-1]}")
             prompt = self._chat.extend(talks[-1], message) if talks else self._chat.open(message)
+            self._between_turns()
             (answer,) = answer_batch(self._runtime, [prompt], [stop])
             report.line(f"answer: {self._chat.decode(answer.tokens)}")
             report.line(
                 f"with the cache: {len(prompt)} tokens in the prompt, {answer.reused_tokens} reused, "
-                f"prefill {answer.prefill_seconds:.2f} s"
+                f"prefill {duration(answer.prefill_seconds)}"
             )
             memory = self._own_memory()
             cold = answer_without_ctxcache(self._model, memory, prompt, stop, cut_at=answer.reused_tokens)
@@ -154,6 +158,9 @@ class Harness(Generic[Memory]):
         alone: list[Answer] = []
         for prompt, stop, answer in zip(prompts, stops, together, strict=True):
             alone += answer_batch(runtime, [prompt], [stop], lookup_policy=bypass, cut_at=answer.reused_tokens)
+        for answer, talk, prompt in zip(together, talk_of_each, prompts, strict=True):
+            least = self._least_reuse(len(talk), len(prompt))
+            report.check(f"at once: at least {least} tokens are reused", holds=answer.reused_tokens >= least)
         lengths = {len(answer.tokens) for answer in together}
         report.check(
             "at once: one answer ends before the other, so that the batch is compacted", holds=len(lengths) > 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 
 from ctxcache import ContextCacheMetrics, PoolOccupancy
 
@@ -67,7 +67,7 @@ class Report:
     def turn(self, result: TurnResult) -> None:
         """Print how one turn compares."""
         speedup = result.seconds_without / result.seconds_with_cache
-        self.line(f"without: prefill {result.seconds_without:.2f} s, {speedup:.1f} times as long")
+        self.line(f"without: prefill {duration(result.seconds_without)}, {speedup:.1f} times as long")
         states = "" if result.states_equal is None else f"; states bit-equal: {yes_or_no(result.states_equal)}"
         self.line(
             f"tokens equal: {yes_or_no(result.tokens_equal)}; logits bit-equal to a cold prefill cut at "
@@ -81,8 +81,8 @@ class Report:
             "prompt": lambda r: str(r.prompt_tokens),
             "reused": lambda r: str(r.reused_tokens),
             "share": lambda r: f"{r.reused_share:.0%}",
-            "with cache": lambda r: f"{r.seconds_with_cache:.2f} s",
-            "without": lambda r: f"{r.seconds_without:.2f} s",
+            "with cache": lambda r: duration(r.seconds_with_cache),
+            "without": lambda r: duration(r.seconds_without),
             "tokens equal": lambda r: yes_or_no(r.tokens_equal),
             "logits bit-equal": lambda r: yes_or_no(r.logits_equal),
         }
@@ -90,20 +90,19 @@ class Report:
             columns["states bit-equal"] = lambda r: yes_or_no(r.states_equal is True)
         rows = [list(columns), *([cell(result) for cell in columns.values()] for result in results)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        print("\nTurns (tokens; seconds of prefill)")
+        print("\nTurns (prompt and reused in tokens; prefill time with the cache and without)")
         for row in rows:
             print("  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
 
     def metrics(self, metrics: ContextCacheMetrics) -> None:
         """Print what the coordinator counted, zeros left out, and how full its pools are."""
         print("\ncoordinator.metrics(), zeros left out")
-        for name in asdict(metrics):
-            value = getattr(metrics, name)
+        for entry in fields(metrics):
+            value = getattr(metrics, entry.name)
             if isinstance(value, PoolOccupancy):
-                if value.capacity:
-                    print(f"  {name:<28} {value.free} free of {value.capacity}")
-            elif value:
-                print(f"  {name:<28} {value:,}")
+                value = f"{value.free} free of {value.capacity}" if value.capacity else 0
+            if value:
+                print(f"  {entry.name:<32} {value if isinstance(value, str) else format(value, ',')}")
 
     def verdict(self) -> None:
         """Print the last lines."""
@@ -113,6 +112,11 @@ class Report:
         if not self.failures:
             print("Every answer with the cache equals the answer without it.")
         print(f"Done in {time.perf_counter() - self._started:.0f} s.")
+
+
+def duration(seconds: float) -> str:
+    """Return a time with its unit."""
+    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{seconds * 1e3:.1f} ms"
 
 
 def yes_or_no(value: bool) -> str:  # noqa: FBT001 - it is the value to print
