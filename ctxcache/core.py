@@ -86,8 +86,9 @@ FREE, IDLE, CAPACITY, OFFSET, QUEUE_SIZE, RECLAIMED = (NUM_RESOURCE_KINDS * i fo
     REFUSED,
     PAIRED_COMMITS,
     EVICTED,
-) = range(NUM_RESOURCE_KINDS * 6, NUM_RESOURCE_KINDS * 6 + 21)
-NUM_STATE_ENTRIES = NUM_RESOURCE_KINDS * 6 + 21
+    NUM_STRADDLING,
+) = range(NUM_RESOURCE_KINDS * 6, NUM_RESOURCE_KINDS * 6 + 22)
+NUM_STATE_ENTRIES = NUM_RESOURCE_KINDS * 6 + 22
 
 # Rows of `Arena.lease`, by lease row.
 GENERATION, LIVE, NUM_BASE, NUM_DRAFT, PAIRED = range(5)  # PAIRED: runs a paired draft
@@ -98,7 +99,10 @@ PUBLISHED = 10  # full blocks that the lease itself has published
 KNOWN = 11  # full blocks whose identity is settled: reused or published, with `key` of its page
 CHECKPOINTS_ALLOWED = 12
 LEASE_MARK = 13  # `state[MARK]` of the last batch call that named the row; also chains free rows
-NUM_LEASE_ROWS = 14
+STRADDLES = (
+    14  # 1: it has published behind blocks whose canonical pages are not its own; `state[NUM_STRADDLING]` counts
+)
+NUM_LEASE_ROWS = 15
 
 GHOSTS = 4096
 """Entries of the direct-mapped memory of lately evicted keys."""
@@ -129,7 +133,7 @@ class Core(NamedTuple):
 class Arena(NamedTuple):
     """What leases hold: `A` rows, of which some are given out."""
 
-    lease: Int32s  # [14, A]
+    lease: Int32s  # [15, A]
     base_rows: Int32s  # [A, width] base pages of each lease
     draft_rows: Int32s  # [A, width]
 

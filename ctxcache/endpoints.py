@@ -20,6 +20,7 @@ from ctxcache.core import (
     NUM_BLOCKS,
     NUM_DRAFT,
     NUM_PAIRED_BLOCKS,
+    NUM_STRADDLING,
     OFFSET,
     OWNER,
     PAIR_COUNT,
@@ -32,6 +33,7 @@ from ctxcache.core import (
     RECURRENT_SLOT,
     REFUSED,
     RESERVED,
+    STRADDLES,
     Arena,
     Core,
     Int32s,
@@ -87,6 +89,7 @@ def publish_endpoint(
         core.state[EXISTING] += 1
     arena.lease[PUBLISHED, row] = max(arena.lease[PUBLISHED, row], blocks)
     _note_keys(core, arena, keys, row, blocks)
+    _note_straddling(core, arena, row, path, draft_blocks)
     serial = core.serial[record]
     enforce_record_limit(core)
     return answer, record, serial
@@ -159,6 +162,23 @@ def _note_keys(core: Core, arena: Arena, keys: Words, row: int, blocks: int) -> 
             core.key[page, 0] = keys[i, 0]
             core.key[page, 1] = keys[i, 1]
     arena.lease[KNOWN, row] = max(arena.lease[KNOWN, row], blocks)
+
+
+@njit_in_place
+def _note_straddling(core: Core, arena: Arena, row: int, path: Int32s, draft_blocks: int) -> None:
+    """Note that a lease has published behind pages of others: those may be freed while its own, further on, are leased."""
+    if arena.lease[STRADDLES, row] == 1:
+        return
+    behind_others, straddles = False, False
+    for i in range(path.size):
+        own = arena.base_rows[row, i] == path[i]
+        straddles |= own and behind_others
+        behind_others |= not own
+    for i in range(1, draft_blocks):
+        straddles |= core.node[PAIR_PAGE, path[i]] != arena.draft_rows[row, i - 1]
+    if straddles:
+        arena.lease[STRADDLES, row] = 1
+        core.state[NUM_STRADDLING] += 1
 
 
 @njit_in_place

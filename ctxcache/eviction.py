@@ -14,31 +14,43 @@ from ctxcache.core import (
     EXTENDED_RECORDS,
     FIRST_CHILD,
     FREE,
+    FRESH_LEASES,
     HAS_CHECKPOINTS,
     IDLE,
+    KNOWN,
     LAST_DRAFT_PAGE,
+    LIVE,
     MAX_RECORDS,
     NEWER,
+    NEXT_AT_ENDPOINT,
+    NEXT_SIBLING,
+    NUM_DRAFT,
     NUM_PAIRED_BLOCKS,
     NUM_RECORDS,
     NUM_RESOURCE_KINDS,
+    NUM_STRADDLING,
     OFFSET,
     OLDEST_RECORD,
     OWNER,
+    PAIR_COUNT,
     PAIR_PAGE,
     PARENT,
     PARTIAL,
     PARTIAL_SLOT,
+    PREVIOUS_SIBLING,
     RECURRENT,
     RECURRENT_SLOT,
+    STRADDLES,
+    Arena,
     Core,
+    Int32s,
     Int64s,
 )
 from ctxcache.index import forget_newest, note_ghost, remove, unlink
 from ctxcache.jit import njit_in_place
 from ctxcache.pairs import detach_pairs, last_paired_block
 from ctxcache.pools import let_go, reclaim_if_idle
-from ctxcache.records import drop_record, leave_endpoint, leave_queue, oldest_ripe, record_of, refresh
+from ctxcache.records import drop_record, entry_of, leave_endpoint, leave_queue, oldest_ripe, record_of, refresh
 
 
 @njit_in_place
@@ -91,7 +103,7 @@ def is_feasible(state: Int64s, need: tuple[int, int, int, int]) -> bool:
 
 
 @njit_in_place
-def make_room(core: Core, need: tuple[int, int, int, int]) -> None:
+def make_room(core: Core, arena: Arena, need: tuple[int, int, int, int]) -> None:
     """Evict until so many of each kind are free. The demand must be feasible."""
     state = core.state
     while True:
@@ -106,7 +118,77 @@ def make_room(core: Core, need: tuple[int, int, int, int]) -> None:
                 oldest = entry
         if not lacking:
             return
+        if state[NUM_STRADDLING] > 0:
+            oldest = _older_behind_a_lease(core, arena, need, oldest)
         evict_record(core, record_of(oldest) if oldest >= 0 else _oldest_in_the_way(core, need))
+
+
+@njit_in_place
+def _older_behind_a_lease(core: Core, arena: Arena, need: tuple[int, int, int, int], oldest: int) -> int:
+    """Return the heap entry of a record older than `oldest` whose last page is leased, but that frees a page before it.
+
+    Only a lease that published behind pages of others holds the last page of a path without those before it. Such a
+    record is not ripe; it is found through the lease.
+    """
+    state = core.state
+    for row in range(state[FRESH_LEASES]):
+        if arena.lease[LIVE, row] != 1 or arena.lease[STRADDLES, row] == 0:
+            continue
+        if need[BASE] > state[FREE + BASE]:
+            known = arena.base_rows[row, : arena.lease[KNOWN, row]]
+            oldest = _older_of(core.record, oldest, _record_behind_base_pages(core, known))
+        if need[DRAFT] > state[FREE + DRAFT]:
+            for i in range(arena.lease[NUM_DRAFT, row]):
+                record = _record_behind_draft_page(core, arena.draft_rows[row, i])
+                oldest = _older_of(core.record, oldest, record)
+    return oldest
+
+
+@njit_in_place
+def _older_of(record: Int32s, oldest: int, other: int) -> int:
+    if other < 0:
+        return oldest
+    entry = entry_of(record, other)
+    return entry if oldest < 0 or entry < oldest else oldest
+
+
+@njit_in_place
+def _record_behind_base_pages(core: Core, pages: Int32s) -> int:
+    """Return the record that ends at the deepest indexed one of a lease's pages and frees a page before it, or -1."""
+    node, resource = core.node, core.resource
+    last = pages.size - 1
+    while last >= 0 and resource[CACHED, pages[last]] == 0:
+        last -= 1
+    if last < 0:
+        return -1
+    block = pages[last]
+    record = resource[OWNER, block]
+    if record < 0 or node[FIRST_CHILD, block] >= 0:
+        return -1
+    if core.state[EXTENDED_RECORDS] and core.record[NEXT_AT_ENDPOINT, record] >= 0:
+        return -1
+    while resource[ACTIVE, block] > 0:
+        only_child = node[NEXT_SIBLING, block] < 0 and node[PREVIOUS_SIBLING, block] < 0
+        block = node[PARENT, block]
+        if block < 0 or not only_child or resource[OWNER, block] >= 0:
+            return -1
+    return int(record)
+
+
+@njit_in_place
+def _record_behind_draft_page(core: Core, page: int) -> int:
+    """Return the record whose draft path ends with a leased page and that frees a draft page before it, or -1."""
+    node, resource, offset = core.node, core.resource, core.state[OFFSET + DRAFT]
+    record = resource[OWNER, offset + page]
+    if record < 0 or resource[CACHED, offset + page] > 1:
+        return -1
+    block = last_paired_block(node, core.record, record)
+    while node[PAIR_COUNT, block] == 1 and node[PAIR_PAGE, block] >= 0:
+        before = offset + node[PAIR_PAGE, block]
+        if resource[ACTIVE, before] == 0 and resource[CACHED, before] == 1:
+            return int(record)
+        block = node[PARENT, block]
+    return -1
 
 
 @njit_in_place

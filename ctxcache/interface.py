@@ -47,13 +47,9 @@ class CacheManager(Protocol):
     - An evicted record lets go of its base path from the endpoint upwards, as far as nothing else needs the blocks (a
       block is needed while it has a child or a record ends at it); then of its draft path, last page first; then of
       its recurrent and its partial-KV slot. What no lease holds returns to its pool in that order.
-    - A record is *ripe* for a kind of resource when evicting it alone is known to free one of that kind at once:
-      base page: nothing else ends at its endpoint, that block has no child and no lease holds its page;
-      draft page: the page of its last paired block is held by nothing else in the cache and by no lease;
-      snapshot slots: it has one, and no lease holds it.
-    - While a demand is lacking something: the least recently used record that is ripe for a lacking kind goes; where
-      there is none, the least recently used one whose base or draft path holds, in a lacking kind, a page that no lease
-      holds. A demand is feasible when in every kind free plus cached-and-unleased resources reach it (those that the
+    - While a demand is lacking something: the least recently used record goes whose eviction alone would free a resource
+      of a lacking kind at once; where there is none, the least recently used one whose base or draft path holds, in a
+      lacking kind, a page that no lease holds. A demand is feasible when in every kind free plus cached-and-unleased resources reach it (those that the
       plan itself will share do not count as unleased); an infeasible one evicts nothing.
     - Draft KV at the end of a block depends on the token that follows. So a draft page belongs to a block *and* the block
       that follows it: two records that share blocks 0..i+1 share the draft pages of 0..i; the draft page of a record's
@@ -111,7 +107,8 @@ class CacheManager(Protocol):
     def acquire(self, plan: ReusePlan) -> AcquireResult:
         """Turn a plan into a lease: pin what it reuses, evict what it must, allocate the rest. Whole or not at all.
 
-        `STALE_PLAN`: what matched is no longer all there on the same pages (a longer match does not make a plan stale).
+        `STALE_PLAN`: what matched is no longer all there on the same pages (a longer match does not make a plan stale), or
+        the checkpoint to restore was evicted, whether published anew or not.
         `INSUFFICIENT_CAPACITY`: also eviction of everything unleased would not do. In both cases nothing has changed.
         The record that was hit becomes most recently used: the checkpoint that is restored; else the record that ends at
         the deepest matched block, else the one made last of those through that block. For EAGLE "matched" means paired.

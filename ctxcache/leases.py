@@ -27,6 +27,7 @@ from ctxcache.core import (
     NUM_LEASE_ROWS,
     NUM_LEASES,
     NUM_PAIRED_BLOCKS,
+    NUM_STRADDLING,
     OFFSET,
     OWNER,
     PAIR_PAGE,
@@ -40,6 +41,7 @@ from ctxcache.core import (
     RESERVED,
     RESERVED_LENGTH,
     RESTORED,
+    STRADDLES,
     Arena,
     Core,
     Flags,
@@ -100,7 +102,7 @@ def acquire_lease(
         touch(core, checkpoint)
     elif matched.size > 0:
         touch(core, _record_that_was_hit(core, matched, ask[ASK_PAIRED_DEPTH]))
-    make_room(core, (ask[ASK_BASE], ask[ASK_DRAFT], 0, 0))
+    make_room(core, arena, (ask[ASK_BASE], ask[ASK_DRAFT], 0, 0))
     lease[NUM_BASE, row] = reused + ask[ASK_BASE]
     lease[NUM_DRAFT, row] = drafts.size + ask[ASK_DRAFT]
     take(core.state, core.resource, BASE, arena.base_rows[row, reused : lease[NUM_BASE, row]])
@@ -174,6 +176,7 @@ def _open_row(state: Int64s, lease: Int32s) -> int:
         lease[field, row] = -1
     lease[PUBLISHED, row] = 0
     lease[RESERVED_LENGTH, row] = 0
+    lease[STRADDLES, row] = 0
     state[NUM_LEASES] += 1
     return int(row)
 
@@ -191,6 +194,7 @@ def release_lease(core: Core, arena: Arena, row: int) -> None:
     lease[LEASE_MARK, row] = core.state[FREE_LEASE]
     core.state[FREE_LEASE] = row
     core.state[NUM_LEASES] -= 1
+    core.state[NUM_STRADDLING] -= lease[STRADDLES, row]
 
 
 @njit_in_place
@@ -205,12 +209,13 @@ def drop_slots(core: Core, lease: Int32s, row: int, first_field: int) -> None:
 
 
 @njit_in_place
-def reserve_slots(core: Core, lease: Int32s, row: int, exact_length: int, num_partial: int) -> bool:
+def reserve_slots(core: Core, arena: Arena, row: int, exact_length: int, num_partial: int) -> bool:
     """Take a recurrent slot and `num_partial` (0 or 1) partial-KV slots; `False` and nothing changed when it cannot be."""
     need = (0, 0, 1, num_partial)
     if not is_feasible(core.state, need):
         return False
-    make_room(core, need)
+    make_room(core, arena, need)
+    lease = arena.lease
     take(core.state, core.resource, RECURRENT, lease[RESERVED, row : row + 1])
     take(core.state, core.resource, PARTIAL, lease[RESERVED + 1, row : row + num_partial])
     lease[RESERVED_LENGTH, row] = exact_length
@@ -223,7 +228,7 @@ def grow_lease(core: Core, arena: Arena, row: int, base_pages: int, draft_pages:
     need = (base_pages, draft_pages, 0, 0)
     if not is_feasible(core.state, need):
         return False
-    make_room(core, need)
+    make_room(core, arena, need)
     lease = arena.lease
     num_base, num_draft = lease[NUM_BASE, row] + base_pages, lease[NUM_DRAFT, row] + draft_pages
     take(core.state, core.resource, BASE, arena.base_rows[row, lease[NUM_BASE, row] : num_base])
@@ -292,7 +297,7 @@ def grow_all(
     need = (answer[BASE_PAGES], answer[DRAFT_PAGES], 0, 0)
     if not is_feasible(core.state, need):
         return False
-    make_room(core, need)
+    make_room(core, arena, need)
     state, resource, lease = core.state, core.resource, arena.lease
     _grow_kind(state, resource, BASE, arena.base_rows, lease[NUM_BASE], rows, base_targets, answer[BASE_ROWS], base)
     if answer[DRAFT_ROWS] > 0:

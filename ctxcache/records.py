@@ -81,7 +81,7 @@ def touch(core: Core, used: int) -> None:
     for kind in range(core.queue.shape[0]):
         place = core.record[PLACE + kind, used]
         if place >= 0:
-            core.queue[kind, place] = _entry(core.record, used)
+            core.queue[kind, place] = entry_of(core.record, used)
             _sink(core.queue[kind], core.record[PLACE + kind], place, core.state[QUEUE_SIZE + kind])
 
 
@@ -182,7 +182,7 @@ def refresh(core: Core, kind: int, record: int) -> None:
         return
     size = core.state[QUEUE_SIZE + kind]
     core.state[QUEUE_SIZE + kind] = size + 1
-    core.queue[kind, size] = _entry(core.record, record)
+    core.queue[kind, size] = entry_of(core.record, record)
     _rise(core.queue[kind], core.record[PLACE + kind], size)
 
 
@@ -218,7 +218,8 @@ def leave_queue(state: Int64s, queue: Int64s, record: Int32s, kind: int, gone: i
 
 
 @njit_in_place
-def _entry(record: Int32s, entered: int) -> int:
+def entry_of(record: Int32s, entered: int) -> int:
+    """Return the heap entry of a record: an older use compares as smaller."""
     return (int(record[USED, entered]) << 32) | entered
 
 
@@ -298,4 +299,4 @@ def _renumber_when_due(core: Core) -> None:
     for kind in range(core.queue.shape[0]):
         # The order is the same, so each heap keeps its shape.
         for place in range(core.state[QUEUE_SIZE + kind]):
-            core.queue[kind, place] = _entry(core.record, core.queue[kind, place] & _RECORD_MASK)
+            core.queue[kind, place] = entry_of(core.record, core.queue[kind, place] & _RECORD_MASK)
