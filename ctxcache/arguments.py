@@ -53,7 +53,7 @@ def check_exact_keys(exact_keys: Iterable[HybridCheckpointKey]) -> tuple[HybridC
     checked = tuple(exact_keys)
     for key in checked:
         if not isinstance(key, HybridCheckpointKey) or not isinstance(key.exact_prefix_digest, Hash128):
-            raise ContractError(f"{key!r} is no checkpoint key; pass HybridCheckpointKey(Hash128(...), length)")
+            raise ContractError(f"exact_keys holds {key!r}; pass HybridCheckpointKey(Hash128(...), length)")
         as_count("exact_length", key.exact_length, least=1)
     return checked
 

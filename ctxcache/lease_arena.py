@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxcache.arguments import as_count, as_rows
 from ctxcache.core import (
     CAPACITY,
     FREE_LEASE,
@@ -11,6 +15,7 @@ from ctxcache.core import (
     NUM_BASE,
     NUM_DRAFT,
     NUM_LEASES,
+    PAIRED,
     PUBLISHED,
     RESTORED,
     Arena,
@@ -18,8 +23,24 @@ from ctxcache.core import (
     with_larger_arena,
 )
 from ctxcache.errors import ContractError
-from ctxcache.leases import release_lease
-from ctxcache.outcomes import CacheRequestLease, PageIds
+from ctxcache.leases import (
+    BAD_ROW,
+    BASE_PAGES,
+    BASE_ROWS,
+    DRAFT_PAGES,
+    DRAFT_ROWS,
+    NUM_GROWTH_ENTRIES,
+    WIDEST_BASE,
+    WIDEST_DRAFT,
+    count_growth,
+    grow_all,
+    grow_lease,
+    mark_growable,
+    release_lease,
+)
+from ctxcache.outcomes import NO_GROWTH, CacheRequestLease, LeaseGrowth, PageGrowth, PageIds
+
+_NO_TARGETS = np.empty(0, np.int32)
 
 
 class LeaseArena:
@@ -39,7 +60,7 @@ class LeaseArena:
     def __len__(self) -> int:
         return int(self._core.state[NUM_LEASES])
 
-    def make_room(self, num_base_pages: int, num_draft_pages: int, *, new_row: bool) -> None:
+    def ensure_room(self, num_base_pages: int, num_draft_pages: int, *, new_row: bool) -> None:
         """Enlarge the arena for a lease of so many pages, and for one more lease. Nobody can see it.
 
         No lease can have more pages than there are, so that a demand for more, which will be refused, takes no memory.
@@ -92,3 +113,79 @@ class LeaseArena:
     def lease_published_full_block_count(self, lease: CacheRequestLease) -> int:
         """See `CacheRequestLease.published_full_block_count`."""
         return int(self.arrays.lease[PUBLISHED, self.row_of(lease)])
+
+    def grow(self, lease: CacheRequestLease, base_pages: int, draft_pages: int) -> bool:
+        """See `CacheManager.grow`."""
+        row = self.row_of(lease)
+        base_pages = as_count("base_pages", base_pages)
+        draft_pages = as_count("draft_pages", draft_pages)
+        fields = self.arrays.lease
+        if draft_pages and fields[PAIRED, row] != 1:
+            raise ContractError(f"draft_pages is {draft_pages}, but the lease runs no paired draft; leave it 0")
+        self.ensure_room(
+            int(fields[NUM_BASE, row]) + base_pages, int(fields[NUM_DRAFT, row]) + draft_pages, new_row=False
+        )
+        return grow_lease(self._core, self.arrays, row, base_pages, draft_pages)
+
+    def grow_leases(
+        self,
+        lease_rows: NDArray[np.int32],
+        base_page_targets: NDArray[np.int32],
+        draft_page_targets: NDArray[np.int32] | None,
+    ) -> LeaseGrowth | None:
+        """See `CacheManager.grow_leases`."""
+        rows, base, draft, answer = self._count_growth(lease_rows, base_page_targets, draft_page_targets)
+        if answer is None:
+            return NO_GROWTH
+        if answer[BASE_PAGES] > self._num_base_pages or answer[DRAFT_PAGES] > self._num_draft_pages:
+            return None
+        self.ensure_room(int(answer[WIDEST_BASE]), int(answer[WIDEST_DRAFT]), new_row=False)
+        base_out = np.empty(3 * answer[BASE_ROWS] + answer[BASE_PAGES], np.int32)
+        draft_out = np.empty(3 * answer[DRAFT_ROWS] + answer[DRAFT_PAGES], np.int32)
+        if not grow_all(self._core, self.arrays, rows, base, draft, answer, base_out, draft_out):
+            return None
+        draft_growth = _page_growth(draft_out, int(answer[DRAFT_ROWS])) if answer[DRAFT_ROWS] else NO_GROWTH.draft
+        return LeaseGrowth(_page_growth(base_out, int(answer[BASE_ROWS])), draft_growth)
+
+    def can_grow_leases(
+        self,
+        lease_rows: NDArray[np.int32],
+        base_page_targets: NDArray[np.int32],
+        draft_page_targets: NDArray[np.int32] | None,
+    ) -> NDArray[np.bool_]:
+        """See `CacheManager.can_grow_leases`."""
+        rows, base, draft, _ = self._count_growth(lease_rows, base_page_targets, draft_page_targets)
+        fits = np.empty(rows.size, np.bool_)
+        mark_growable(self._core.state, self.arrays.lease, rows, base, draft, fits)
+        return fits
+
+    def _count_growth(
+        self,
+        lease_rows: NDArray[np.int32],
+        base_page_targets: NDArray[np.int32],
+        draft_page_targets: NDArray[np.int32] | None,
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int64] | None]:
+        rows = as_rows("lease_rows", lease_rows)
+        base = as_rows("base_page_targets", base_page_targets, rows.size)
+        draft = _NO_TARGETS
+        if draft_page_targets is not None:
+            draft = as_rows("draft_page_targets", draft_page_targets, rows.size)
+        answer = np.empty(NUM_GROWTH_ENTRIES, np.int64)
+        if not count_growth(self.arrays.lease, self._core.state, rows, base, draft, answer):
+            return rows, base, draft, None
+        if answer[BAD_ROW] >= 0:
+            position = int(answer[BAD_ROW])
+            raise ContractError(
+                f"lease_rows[{position}] is {int(rows[position])}: no live lease, named before, or a lease without a paired "
+                "draft that was to get draft pages; pass each live lease's row once"
+            )
+        return rows, base, draft, answer
+
+
+def _page_growth(out: NDArray[np.int32], num_rows: int) -> PageGrowth:
+    return PageGrowth(
+        indices=out[:num_rows],
+        first_page_indices=out[num_rows : 2 * num_rows],
+        page_counts=out[2 * num_rows : 3 * num_rows],
+        page_ids=out[3 * num_rows :],
+    )
