@@ -99,9 +99,7 @@ PUBLISHED = 10  # full blocks that the lease itself has published
 KNOWN = 11  # full blocks whose identity is settled: reused or published, with `key` of its page
 CHECKPOINTS_ALLOWED = 12
 LEASE_MARK = 13  # `state[MARK]` of the last batch call that named the row; also chains free rows
-STRADDLES = (
-    14  # 1: it has published behind blocks whose canonical pages are not its own; `state[NUM_STRADDLING]` counts
-)
+STRADDLES = 14  # 1: it has published behind blocks whose canonical pages are others'; `state[NUM_STRADDLING]` counts
 NUM_LEASE_ROWS = 15
 
 GHOSTS = 4096

@@ -49,8 +49,9 @@ class CacheManager(Protocol):
       its recurrent and its partial-KV slot. What no lease holds returns to its pool in that order.
     - While a demand is lacking something: the least recently used record goes whose eviction alone would free a resource
       of a lacking kind at once; where there is none, the least recently used one whose base or draft path holds, in a
-      lacking kind, a page that no lease holds. A demand is feasible when in every kind free plus cached-and-unleased resources reach it (those that the
-      plan itself will share do not count as unleased); an infeasible one evicts nothing.
+      lacking kind, a page that no lease holds. A demand is feasible when in every kind free plus cached-and-unleased
+      resources reach it (those that the plan itself will share do not count as unleased); an infeasible one evicts
+      nothing.
     - Draft KV at the end of a block depends on the token that follows. So a draft page belongs to a block *and* the block
       that follows it: two records that share blocks 0..i+1 share the draft pages of 0..i; the draft page of a record's
       last paired block is the record's own choice (its publisher's page).

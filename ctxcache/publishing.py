@@ -119,7 +119,7 @@ class Publisher:
         if self._has_pages and length > fields[NUM_BASE, row] * self._page_tokens:
             raise ContractError(f"exact_length is {length}, beyond the lease's {int(fields[NUM_BASE, row])} pages")
         needs_partial = self._has_pages and (self._mtp or length % self._page_tokens != 0)
-        if not reserve_slots(self._core, self._arena.arrays.lease, row, length, int(needs_partial)):
+        if not reserve_slots(self._core, self._arena.arrays, row, length, int(needs_partial)):
             return None
         recurrent, partial = (int(slot) for slot in fields[RESERVED : RESERVED + 2, row])
         return HybridSnapshotReservation(recurrent, partial if needs_partial else None)

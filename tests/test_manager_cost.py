@@ -54,7 +54,7 @@ def test_eviction_looks_at_no_record_that_stays(monkeypatch, num_records):
     monkeypatch.setattr(eviction, "evict_record", evictions)
     monkeypatch.setattr(eviction, "_oldest_in_the_way", scans)
     monkeypatch.setattr(eviction, "oldest_ripe", asked)
-    eviction.make_room.py_func(runtime.manager._core, (32, 0, 0, 0))
+    eviction.make_room.py_func(runtime.manager._core, runtime.manager._arena.arrays, (32, 0, 0, 0))
     assert (evictions.calls, asked.calls, scans.calls) == (32, 32, 0)
     assert runtime.manager._state[FREE] == runtime.manager._state[EVICTED] == 32
     runtime.manager.check_invariants()
@@ -72,7 +72,7 @@ def test_records_that_cannot_go_are_not_looked_at(monkeypatch):
         runtime.run(conversation[:length], base_extra_tokens=0)
     asked = Counting(eviction.oldest_ripe)
     monkeypatch.setattr(eviction, "oldest_ripe", asked)
-    eviction.make_room.py_func(runtime.manager._core, (1, 0, 0, 0))
+    eviction.make_room.py_func(runtime.manager._core, runtime.manager._arena.arrays, (1, 0, 0, 0))
     assert asked.calls == 1
     assert len(runtime.manager.records) == 201
 
