@@ -25,6 +25,19 @@ from ctxcache.ids import LayerType, SpecDecodeMode
 A, R = LayerType.ATTENTION, LayerType.RECURRENT
 
 
+_stream: list[Any] = [None]
+
+
+def stream_of_run() -> Any:
+    """The stream that the ops of this run work on: `--gpu-stream` chooses it, `None` otherwise."""
+    return _stream[0]
+
+
+def use_stream(stream: Any) -> None:
+    """Let every rig and table of this run use a stream."""
+    _stream[0] = stream
+
+
 class Carved:
     """A part of a device array on a real GPU: an address with a shape, and what keeps it alive."""
 
@@ -96,7 +109,7 @@ class Rig:
     base: HybridCacheManager
     draft: HybridCacheManager | None
     storage: HybridSnapshotStorage
-    stream: Any = field(default=None)
+    stream: Any = field(default_factory=stream_of_run)
 
     @property
     def launches(self) -> int | None:

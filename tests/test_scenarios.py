@@ -444,7 +444,7 @@ def test_h23_the_mapping_is_the_callers_again_after_begin() -> None:
     h.prefill(request)
     pages = [h.pages_of(slot) for slot in range(3)]
     mapping = np.array([0, -1, 1], np.int32)
-    device_mapping = np.zeros(3, np.int32)
+    device_mapping = h.ops.allocate((3,), "int32")
     assert h.coordinator.begin_batch_compaction(request, mapping, 2, device_mapping) is OK
     mapping[:] = [-1, -1, 0]
     del device_mapping

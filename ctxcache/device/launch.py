@@ -68,6 +68,7 @@ def missing_target() -> str | None:
     return None
 
 
+@lru_cache(maxsize=4096)
 def blocks_for(items: int, parts: int = 1, jobs: int = 1) -> Grid:
     """Return a grid for `items` pieces of work in each of `parts` x `jobs`, within `MAX_BLOCKS`."""
     wanted = (-(-items // THREADS), parts, jobs)
@@ -75,6 +76,7 @@ def blocks_for(items: int, parts: int = 1, jobs: int = 1) -> Grid:
     return x, y, z
 
 
+@lru_cache(maxsize=4096)
 def blocks_for_runs(num_bytes: int, parts: int, jobs: int = 1) -> Grid:
     """Return a grid that copies or clears runs of up to `num_bytes` in each of `parts` x `jobs`.
 
@@ -116,8 +118,11 @@ class Launcher:
             arguments: addresses and counts, below 2**63.
         """
         handle = stream_handle(stream)
-        prepared = self._prepare(kernel, len(arguments)) if self._prepares else None
+        prepared = self._prepared.get(kernel) if self._prepares else None
+        if self._prepares and prepared is None:
+            prepared = self._prepare(kernel, len(arguments))
         if prepared is not None:
+            _enter_context()
             prepared.launch(blocks, THREADS, handle, arguments)
             self.num_prepared_launches += 1
         elif SIMULATED:
@@ -142,9 +147,8 @@ class Launcher:
         return self._streams[handle]
 
     def _prepare(self, kernel: Any, num_arguments: int) -> PreparedKernel | None:
-        driver = _driver()
         if kernel not in self._prepared:
-            self._prepared[kernel] = _prepared_kernel(driver, kernel, num_arguments)
+            self._prepared[kernel] = _prepared_kernel(_driver(), kernel, num_arguments)
         return self._prepared[kernel]
 
     def _configure(self, key: tuple[Any, Grid, int]) -> Any:

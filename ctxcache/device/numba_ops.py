@@ -18,7 +18,7 @@ from ctxcache.device.descriptors import SLOT_FIELDS, longest_run, move_table, sl
 from ctxcache.device.ops import HiddenRow, Int32s, SnapshotJobs, StreamSynchronizer, as_int32s, storage_dtype
 from ctxcache.device.snapshots import check_hidden_row, check_jobs, check_slots
 from ctxcache.device.staging import Buffer, StagingRing
-from ctxcache.errors import ContractError, DeploymentError
+from ctxcache.errors import ContractError, DeploymentError, InvariantError
 
 if TYPE_CHECKING:
     from ctxcache.device.arrays import ArrayView
@@ -31,6 +31,9 @@ NO_TARGET = (
     "On a machine with an NVIDIA GPU: pip install 'ctxcache[gpu]'. "
     "Without one, before Python starts: export NUMBA_ENABLE_CUDASIM=1. NumpyDeviceOps() needs neither."
 )
+
+_FEW_CHANGES_BYTES = 1 << 14
+"""What an upload asks for before it has counted its changes: the ring's smallest buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +105,18 @@ class NumbaDeviceOps:
 
     def upload_rows(self, table: KVPageTable | PageTableUpload, stream: Any) -> None:
         """See `DeviceOps.upload_rows`. The changes lie in mapped host memory; one launch reads and scatters them."""
-        count = table.count_changes()
-        if count == 0:
+        if not table.has_changes:
             return
-        buffer = self._ring.take(8 * count)
+        buffer = self._ring.take(_FEW_CHANGES_BYTES)
         try:
-            table.write_changes(buffer.pairs)
+            count = table.take_changes(buffer.pairs)
+            if count > len(buffer.pairs):
+                self._ring.put_back(buffer)
+                buffer = self._ring.take(8 * count)
+                table.write_changes(buffer.pairs)
+            if count == 0:
+                self._ring.put_back(buffer)
+                return
             self._launcher.launch(
                 self._kernels.scatter_page_ids,
                 self._blocks_for(count),
@@ -119,6 +128,9 @@ class NumbaDeviceOps:
                 table.num_pages,
             )
             self._ring.give_back(buffer, stream)
+        except InvariantError:
+            self._ring.put_back(buffer)
+            raise
         except BaseException:
             self._ring.lose(buffer)
             table.forget_device_rows()

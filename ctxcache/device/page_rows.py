@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.jit import njit
+from ctxcache.jit import njit_in_place
 
 Int32s = NDArray[np.int32]
 
@@ -38,7 +38,7 @@ HOLE_IN_ROW = -2
 """What `count_changes` reports in place of a count, with the row and the column."""
 
 
-@njit
+@njit_in_place
 def mark_dirty(dirty: Int32s, row: int, first: int, last: int) -> None:
     """Widen the dirty range of one row to cover `[first, last)`."""
     if first >= last:
@@ -51,7 +51,7 @@ def mark_dirty(dirty: Int32s, row: int, first: int, last: int) -> None:
         dirty[row, 1] = max(dirty[row, 1], last)
 
 
-@njit
+@njit_in_place
 def _check_append(lengths: Int32s, slots: Int32s, firsts: Int32s, counts: Int32s, width: int) -> tuple[int, int, int]:
     """Check the entries and complement the length of each row that passed, so that a row named twice is found.
 
@@ -75,7 +75,7 @@ def _check_append(lengths: Int32s, slots: Int32s, firsts: Int32s, counts: Int32s
     return OK, len(slots), total
 
 
-@njit
+@njit_in_place
 def append_pages(
     table: tuple[Int32s, Int32s, Int32s],
     slots: Int32s,
@@ -120,7 +120,7 @@ def append_pages(
     return OK, 0
 
 
-@njit
+@njit_in_place
 def replace_rows(
     table: tuple[Int32s, Int32s, Int32s], slots: Int32s, counts: Int32s, page_ids: Int32s, num_pages: int
 ) -> tuple[int, int]:
@@ -165,7 +165,7 @@ def replace_rows(
     return OK, 0
 
 
-@njit
+@njit_in_place
 def count_changes(rows: Int32s, mirror: Int32s, dirty: Int32s, num_pages: int) -> tuple[int, int, int]:
     """Check the dirty ranges and count the entries in them that differ from the mirror.
 
@@ -192,7 +192,7 @@ def count_changes(rows: Int32s, mirror: Int32s, dirty: Int32s, num_pages: int) -
     return count, 0, 0
 
 
-@njit
+@njit_in_place
 def write_changes(rows: Int32s, mirror: Int32s, dirty: Int32s, out: Int32s) -> int:
     """Write `(row * W + column, page id)` of every differing entry to `out int32[n, 2]` and make the mirror agree.
 
@@ -211,3 +211,12 @@ def write_changes(rows: Int32s, mirror: Int32s, dirty: Int32s, out: Int32s) -> i
         dirty[row, 0] = 0
         dirty[row, 1] = 0
     return count
+
+
+@njit_in_place
+def take_changes(rows: Int32s, mirror: Int32s, dirty: Int32s, num_pages: int, out: Int32s) -> tuple[int, int, int]:
+    """Do what `count_changes` does and, where `out` is long enough for all of them, `write_changes` in the same call."""
+    count, row, column = count_changes(rows, mirror, dirty, num_pages)
+    if 0 < count <= len(out):
+        write_changes(rows, mirror, dirty, out)
+    return count, row, column

@@ -44,6 +44,18 @@ class PageTableUpload:
         """How many entries `write_changes` will write."""
         return len(self._entries)
 
+    @property
+    def has_changes(self) -> bool:
+        """Whether there is an entry to move."""
+        return len(self._entries) > 0
+
+    def take_changes(self, out: Int32s) -> int:
+        """Count the entries, and write them to `out` if all of them fit there."""
+        count = len(self._entries)
+        if count <= len(out):
+            self.write_changes(out)
+        return count
+
     def write_changes(self, out: Int32s) -> None:
         """Write the entries, `(row * max_pages_per_seq + column, page id)`, to `out int32[m, 2]`, `m >= n`, once."""
         out[: len(self._entries)] = self._entries
@@ -267,6 +279,27 @@ class KVPageTable(Ownership):
         count = self._judge(*page_rows.count_changes(self._rows, self._mirror, self._dirty, self.num_pages))
         if count == 0:
             self._dirty.fill(0)
+            self._has_changes = False
+        return count
+
+    def take_changes(self, out: Int32s) -> int:
+        """Check, count, and write the changed entries to `out` if all of them fit there, in one call. For device ops.
+
+        Args:
+            out: C-contiguous `int32[m, 2]`, as for `write_changes`.
+
+        Returns:
+            How many entries an upload has to move. Where that is more than `m`, nothing was written.
+
+        Raises:
+            InvariantError: as `count_changes`.
+        """
+        if not self._has_changes:
+            return 0
+        count = self._judge(*page_rows.take_changes(self._rows, self._mirror, self._dirty, self.num_pages, out))
+        if count == 0:
+            self._dirty.fill(0)
+        if count <= len(out):
             self._has_changes = False
         return count
 

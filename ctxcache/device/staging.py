@@ -52,7 +52,7 @@ class StagingRing:
         return len(self._buffers)
 
     def take(self, num_bytes: int) -> Buffer:
-        """Return a buffer of at least `num_bytes` that nothing reads. Follow with `give_back` or `lose`."""
+        """Return a buffer of at least `num_bytes` that nothing reads. Follow with `give_back`, `put_back` or `lose`."""
         if self._buffers and self._oldest_is_free():
             oldest = self._buffers.popleft()
             if oldest.capacity >= num_bytes:
@@ -63,6 +63,10 @@ class StagingRing:
         """Return a buffer whose reader has been enqueued on `stream`."""
         buffer.mark_used(stream)
         self._buffers.append(buffer)
+
+    def put_back(self, buffer: Buffer) -> None:
+        """Return a buffer that was not used after all: nothing reads it."""
+        self._buffers.appendleft(buffer)
 
     def lose(self, buffer: Buffer) -> None:
         """Put away a buffer whose reader may or may not have been enqueued: kept alive, never written again."""
