@@ -30,14 +30,15 @@ def pytest_configure(config: pytest.Config) -> None:
     kind = config.getoption("--gpu-stream")
     if kind is None:
         return
-    from device_support import use_stream
-    from gpu_support import StreamedOps, make_stream
+    from device_support import RUN
+    from gpu_support import StreamedOps, make_stream, spin
 
     import ctxcache
 
     StreamedOps.stream = make_stream(kind)
     StreamedOps.spin_ms = config.getoption("--gpu-spin-ms")
-    use_stream(StreamedOps.stream)
+    RUN.stream = StreamedOps.stream
+    RUN.occupy = lambda: spin(StreamedOps.stream, StreamedOps.spin_ms)
     # Before a test module imports it: where a test asks for ops of the host, it gets the GPU's.
     ctxcache.NumpyDeviceOps = StreamedOps  # type: ignore[misc,assignment]
 

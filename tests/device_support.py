@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -25,17 +26,25 @@ from ctxcache.ids import LayerType, SpecDecodeMode
 A, R = LayerType.ATTENTION, LayerType.RECURRENT
 
 
-_stream: list[Any] = [None]
+@dataclass
+class Run:
+    """What `--gpu-stream` chose: the stream that ops work on, and how to keep it busy."""
+
+    stream: Any = None
+    occupy: Callable[[], None] = lambda: None
+
+
+RUN = Run()
 
 
 def stream_of_run() -> Any:
-    """The stream that the ops of this run work on: `--gpu-stream` chooses it, `None` otherwise."""
-    return _stream[0]
+    """The stream that the ops of this run work on; `None` unless a GPU run chose one."""
+    return RUN.stream
 
 
-def use_stream(stream: Any) -> None:
-    """Let every rig and table of this run use a stream."""
-    _stream[0] = stream
+def keep_busy() -> None:
+    """On a GPU, put a spin at the head of the run's stream."""
+    RUN.occupy()
 
 
 class Carved:
@@ -86,6 +95,7 @@ class CarvingOps:
 
     def fill(self, seed: int = 0) -> NDArray[np.uint8]:
         """Fill the whole arena with random bytes and return an image of it."""
+        self.inner.synchronize(stream_of_run(), None)  # what was enqueued before must not land in the filled arena
         image = np.random.default_rng(seed).integers(0, 256, view_array(self.arena).nbytes, dtype=np.uint8)
         self.inner.to_device(self.arena, image)
         return image

@@ -56,9 +56,9 @@ def check(ops: Any, config: EngineConfig, maps: list[Map], *, skew: int = 0, num
         for array in arrays:
             part = rig.ops.of(expected, array)
             part[:new_batch] = part[survivors].copy()
-        ops.upload_mapping(ints(*mapping), device_mapping, None)
+        ops.upload_mapping(ints(*mapping), device_mapping, rig.stream)
         launches = rig.launches or 0
-        rig.ops.compact_slot_state(rig.base, device_mapping, old_batch, new_batch, None)
+        rig.ops.compact_slot_state(rig.base, device_mapping, old_batch, new_batch, rig.stream)
         rig.synchronize()
         assert (rig.launches or 0) - launches <= 1
         actual = rig.ops.image()
@@ -144,7 +144,7 @@ def test_maps_that_do_not_keep_order_are_refused(mapping: list[int], old_batch: 
     image = rig.ops.fill()
     for attempt in (mapping, np.array(mapping)):
         with pytest.raises(ContractError):
-            rig.base.compact_batch_slot_state(attempt, old_batch, new_batch, None)
+            rig.base.compact_batch_slot_state(attempt, old_batch, new_batch, rig.stream)
             # A NumPy mapping may be longer than the batch: only its head counts, and here the head is wrong too.
     np.testing.assert_array_equal(rig.ops.image(), image)
 
@@ -154,8 +154,9 @@ def test_host_mappings_are_checked_and_uploaded() -> None:
     for ops in (NumpyDeviceOps(), NumbaDeviceOps()):
         rig = build_rig(ops, engine(4, 4, "float32", 3))
         for mapping in ([0, -1, 1], np.array([0, -1, 1, 9, 9])):
-            rig.base.reset_for_new_sequences([5, 6, 7], None)
-            rig.base.compact_batch_slot_state(mapping, 3, 2, None)
+            rig.base.reset_for_new_sequences([5, 6, 7], rig.stream)
+            rig.base.compact_batch_slot_state(mapping, 3, 2, rig.stream)
+            rig.synchronize()
             assert rig.ops.to_host(rig.base.kv_lengths)[:2].tolist() == [5, 7]
             assert rig.base.active_batch_size == 2
     np.testing.assert_array_equal(check_mapping([-1, 0, 1], 3, 2), [-1, 0, 1])

@@ -19,6 +19,7 @@ from device_support import (
     hybrid_engine,
     ints,
     jobs,
+    keep_busy,
     mtp_deployment,
     raw,
 )
@@ -58,6 +59,7 @@ def rig(request: pytest.FixtureRequest, ops: Any) -> Rig:
 def expect(rig: Rig, image: NDArray[np.uint8], act: Callable[[], None], launches: int = 1) -> None:
     """Run an op and require exactly this image afterwards, and one launch where there are launches at all."""
     before = rig.launches
+    keep_busy()
     act()
     rig.synchronize()
     equal_images(rig.ops.image(), image)
@@ -342,7 +344,7 @@ def test_a_refused_op_changes_nothing(ops: Any, case: tuple[str, Callable[[Rig],
     """Wrong arguments are a `ContractError` that names them; no byte changes and nothing is launched."""
     pattern, act = case
     rig = build_rig(ops, mtp_deployment(hybrid_engine("bfloat16")))
-    rig.base.reset_for_new_sequences([1, 2], None)
+    rig.base.reset_for_new_sequences([1, 2], rig.stream)
     image = rig.ops.fill()
 
     def refused() -> None:
@@ -372,11 +374,11 @@ def test_both_implementations_leave_the_same_bytes_after_a_long_run() -> None:
             slots, states, partials, pages, drafts = (rng.permutation(n)[:2] for n in (3, 4, 3, 7, 9))
             tokens = rng.integers(0, 8, 2)
             rows = jobs(*zip(slots, states, partials, pages, drafts, tokens, strict=True))
-            (rig.ops.capture if seed % 2 else rig.ops.restore)(rig.storage, rows, None)
-            rig.ops.upload_mapping(ints(*[(-1, 0, 1), (0, -1, 1), (0, 1, -1)][seed % 3]), mapping, None)
-            rig.ops.compact_slot_state(rig.base, mapping, 3, 2, None)
-            rig.ops.zero_recurrent(rig.base, ints(2), None)
-            rig.ops.reset_lengths(rig.base, ints(*rng.integers(0, 14, 3)), None)
+            (rig.ops.capture if seed % 2 else rig.ops.restore)(rig.storage, rows, rig.stream)
+            rig.ops.upload_mapping(ints(*[(-1, 0, 1), (0, -1, 1), (0, 1, -1)][seed % 3]), mapping, rig.stream)
+            rig.ops.compact_slot_state(rig.base, mapping, 3, 2, rig.stream)
+            rig.ops.zero_recurrent(rig.base, ints(2), rig.stream)
+            rig.ops.reset_lengths(rig.base, ints(*rng.integers(0, 14, 3)), rig.stream)
         rig.synchronize()
         images.append(rig.ops.image())
     np.testing.assert_array_equal(*images)
