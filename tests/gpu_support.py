@@ -128,11 +128,10 @@ class MappedArray:
         }
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """The memory itself, once the stream is idle."""
+        """The memory itself, or a copy where one is asked for, once the stream is idle."""
         assert dtype in (None, self.host.dtype)
-        assert not copy
         self._wait()
-        return self.host
+        return self.host.copy() if copy else self.host
 
     def __getitem__(self, key: Any) -> Any:
         return np.asarray(self)[key]
