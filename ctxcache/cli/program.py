@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ctxcache import __version__
 from ctxcache.cli import commands
@@ -67,7 +68,40 @@ def _dispatch(arguments: Sequence[str] | None) -> int:
         kind = None if options.kind is None else ContextCacheDeploymentKind(options.kind)
         commands.faults(kind, as_json=options.json)
         return DONE
+    if command == "bench":
+        return _bench(options)
     return FAILED if report(as_json=options.json) else DONE
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from ctxcache.cli.bench_device import print_report  # noqa: PLC0415 - asks for a CUDA target, which may be absent
+
+    sizes = (options.repeats, options.layers, options.batch, options.state_kib, options.conv_kib)
+    return DONE if print_report(sizes, as_json=options.json) else FAILED
+
+
+def _add_bench(subparsers: Any) -> None:
+    bench = subparsers.add_parser("bench", help="measure", description="Measure, beside what a runtime would write.")
+    parts = bench.add_subparsers(dest="part", required=True, metavar="PART")
+    device = parts.add_parser(
+        "device",
+        help="the device ops on a GPU",
+        description="The device ops beside plain copies, PyTorch and CuPy: CUDA events, host time and the wall's clock, "
+        "medians, and a verdict for each bound. Exit status 1 where one is not met.",
+    )
+    device.add_argument("--repeats", type=_positive, default=50, help="of each measurement; default 50")
+    device.add_argument("--layers", type=_positive, default=48, help="recurrent layers; default 48")
+    device.add_argument("--batch", type=_positive, default=8, help="sequences; default 8")
+    device.add_argument("--state-kib", type=_positive, default=1024, help="state of a sequence and layer; default 1024")
+    device.add_argument("--conv-kib", type=_positive, default=96, help="convolution state of one; default 96")
+    device.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not positive")
+    return value
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -113,6 +147,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Look at everything that the library stands on, and say how to mend what is missing or wrong.",
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
+    _add_bench(subparsers)
     return parser
 
 

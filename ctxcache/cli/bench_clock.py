@@ -1,0 +1,87 @@
+"""Clocks for device work: what the GPU takes, what the host takes, and what both take together."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ctxcache.device.launch import SIMULATED, Launcher, cuda
+
+_GATE_MS = 12
+_NAP_NS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Medians in microseconds.
+
+    Attributes:
+        device: between two CUDA events around the work, enqueued behind something else so that the GPU never waits for
+            the host; under the simulator, which has no clock, the host's time.
+        host: until the calls have returned, while the stream is busy.
+        wall: from the first call on an idle stream until the stream is idle again.
+    """
+
+    device: float
+    host: float
+    wall: float
+
+
+class Clock:
+    """Times work on one stream.
+
+    Args:
+        stream: where the work goes.
+        repeats: of each measurement; the median counts.
+    """
+
+    def __init__(self, stream: Any, repeats: int) -> None:
+        self.repeats = repeats
+        self._launcher = Launcher()
+        self._numba_stream = self._launcher.numba_stream(stream)
+
+        def nap(count: int) -> None:
+            for _ in range(count):
+                cuda.nanosleep(_NAP_NS)
+
+        self._nap = None if SIMULATED else cuda.jit(nap)
+        self._stream = stream
+
+    def time(self, work: Callable[[], object]) -> Timing:
+        """Return medians of a piece of work, after two runs that do not count."""
+        for _ in range(2):
+            work()
+        self.wait()
+        device, host, wall = [], [], []
+        for _ in range(self.repeats):
+            started = time.perf_counter()
+            work()
+            self.wait()
+            wall.append(time.perf_counter() - started)
+            seconds, busy = self._behind_a_gate(work)
+            device.append(seconds)
+            host.append(busy)
+        return Timing(*(1e6 * statistics.median(values) for values in (device, host, wall)))
+
+    def wait(self) -> None:
+        """Wait until the stream is idle."""
+        self._numba_stream.synchronize()
+
+    def _behind_a_gate(self, work: Callable[[], object]) -> tuple[float, float]:
+        if self._nap is None:
+            started = time.perf_counter()
+            work()
+            seconds = time.perf_counter() - started
+            return seconds, seconds
+        before, after = cuda.event(), cuda.event()
+        self._launcher.launch(self._nap, (1, 1, 1), self._stream, _GATE_MS)
+        before.record(self._numba_stream)
+        started = time.perf_counter()
+        work()
+        busy = time.perf_counter() - started
+        after.record(self._numba_stream)
+        self.wait()
+        return float(before.elapsed_time(after)) / 1e3, busy
