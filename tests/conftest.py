@@ -27,6 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers of the suite; with `--gpu-stream`, let the coordinator's tests run on the GPU's ops."""
     config.addinivalue_line("markers", "gpu: needs a real GPU; skipped under the simulator")
+    config.addinivalue_line("markers", "alone: measures time, or takes minutes: runs while nothing else uses the GPU")
     kind = config.getoption("--gpu-stream")
     if kind is None:
         return

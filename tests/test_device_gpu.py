@@ -71,6 +71,7 @@ def test_ops_keep_their_order_on_a_busy_stream(stream: Any) -> None:
         assert ops.to_host(cache.kv_lengths)[:2].tolist() == [20 + turn, 30 + turn]
 
 
+@pytest.mark.alone
 def test_no_op_waits_for_the_stream(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind a spin, every op returns while the spin still runs: no hidden wait, no pageable copy, no allocation."""
     ops, config = NumbaDeviceOps(), even_engine()
@@ -113,6 +114,7 @@ def test_no_op_waits_for_the_stream(stream: Any, monkeypatch: pytest.MonkeyPatch
             ops.synchronize(stream, None)
 
 
+@pytest.mark.alone
 def test_work_does_not_wait_for_a_busy_default_stream() -> None:
     """Ops on a non-blocking stream are through while the legacy default stream still spins: nothing of them is on it."""
     ops, config, stream = NumbaDeviceOps(), even_engine(), driver_stream()

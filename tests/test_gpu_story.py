@@ -152,6 +152,7 @@ class Story:
         return bool(self.ops.to_host(self.found)[0])
 
 
+@pytest.mark.alone
 def test_abandons_under_load_leave_no_stray_byte() -> None:
     """10,000 requests abandoned while a kernel is about to write their pages: the next owner's bytes stay."""
     story = Story()
@@ -226,6 +227,7 @@ def run_hybrid(story: Story) -> None:
     assert coordinator.abandon(request) is OK
 
 
+@pytest.mark.alone
 @pytest.mark.filterwarnings("ignore")
 def test_h24_the_profile_shows_nothing_on_the_default_stream(tmp_path: Path) -> None:
     """All kernels and copies of two requests run on the one stream; a spin on the default stream shows where that is."""
