@@ -1,0 +1,157 @@
+"""Who owns which page and snapshot slot, held against what the device may still be doing to it.
+
+The rule: a page or slot changes its owner only after a successful synchronise that covers every use of it. A lease that
+ends, a block that is published, a reservation that becomes a record's are changes of the owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxcache.ids import ResourceType
+from ctxcache.outcomes import (
+    AcquireResult,
+    CacheRequestLease,
+    HybridCheckpointKey,
+    HybridSnapshotReservation,
+    LeaseGrowth,
+)
+from ctxcache.testing.deferred import DeferredDeviceOps
+from ctxcache.testing.taps import tap
+
+BASE, DRAFT = ResourceType.BASE_KV_PAGE, ResourceType.DRAFT_KV_PAGE
+RECURRENT, PARTIAL = ResourceType.RECURRENT_SNAPSHOT, ResourceType.PARTIAL_KV_SNAPSHOT
+
+Resources = Iterable[tuple[ResourceType, int]]
+
+
+class OwnershipLedger:
+    """Listens to a coordinator's manager, and looks at every change of an owner.
+
+    Attributes:
+        violations: what broke the rule, in words; empty while all is well.
+        num_changes: changes of an owner that were looked at.
+    """
+
+    def __init__(self, coordinator: Any, ops: DeferredDeviceOps) -> None:
+        """Begin to listen.
+
+        Args:
+            coordinator: whose manager is listened to.
+            ops: the lazy stream that the coordinator's device work goes through, directly or inside wrappers.
+        """
+        self.violations: list[str] = []
+        self.num_changes = 0
+        self._ops = ops
+        self._manager = coordinator.manager
+        self._tokens_per_page = int(coordinator.manager.tokens_per_page)
+        self._reserved: dict[tuple[int, int], HybridSnapshotReservation] = {}
+        manager = coordinator.manager
+        tap(manager, "acquire", after=self._acquired)
+        tap(manager, "grow_leases", after=self._grown)
+        tap(manager, "publish", before=self._publishes)
+        tap(manager, "reserve_snapshots", after=self._has_reserved)
+        tap(manager, "publish_checkpoint", before=self._publishes_checkpoint)
+        tap(manager, "retire_snapshots", before=self._retires)
+        tap(manager, "release_restored_snapshots", before=self._lets_go_of_restored)
+        tap(manager, "release", before=self._releases)
+
+    def check(self) -> None:
+        """Raise `AssertionError` with every violation so far, if there is one."""
+        if self.violations:
+            raise AssertionError("\n".join(self.violations))
+
+    def _acquired(self, result: AcquireResult, *_: Any) -> None:
+        if result.lease is None:
+            return
+        plan = result.plan
+        pages = _pages(BASE, result.lease.base_pages) | _pages(DRAFT, result.lease.draft_pages)
+        shared = _pages(BASE, plan.reused_base_pages) | _pages(DRAFT, plan.reused_draft_pages)
+        self._look("was given to a new lease", pages - shared)
+        self._look("is shared with a new lease", shared | _restored(result.lease), writes_only=True)
+
+    def _grown(self, growth: LeaseGrowth | None, *_: Any, **__: Any) -> None:
+        if growth is not None:
+            grown = _pages(BASE, growth.base.page_ids) | _pages(DRAFT, growth.draft.page_ids)
+            self._look("was given to a growing lease", grown)
+
+    def _publishes(
+        self,
+        lease: CacheRequestLease,
+        keys: NDArray[np.uint64],
+        resident_state_length: int,
+        *,
+        draft_state_length: int = 0,
+    ) -> None:
+        del keys
+        base = lease.base_pages[: resident_state_length // self._tokens_per_page]
+        draft = lease.draft_pages[: draft_state_length // self._tokens_per_page]
+        self._look("was published", _pages(BASE, base) | _pages(DRAFT, draft), writes_only=True)
+
+    def _has_reserved(self, reservation: HybridSnapshotReservation | None, lease: CacheRequestLease, *_: Any) -> None:
+        if reservation is not None:
+            self._reserved[_key(lease)] = reservation
+            self._look("was reserved for a capture", _slots(reservation))
+
+    def _publishes_checkpoint(
+        self,
+        lease: CacheRequestLease,
+        keys: NDArray[np.uint64],
+        checkpoint: HybridCheckpointKey,
+        reservation: HybridSnapshotReservation,
+    ) -> None:
+        del keys
+        num_blocks = checkpoint.exact_length // self._tokens_per_page
+        if lease.draft_pages.size:  # with MTP the boundary token always lives in a private page
+            num_blocks = (checkpoint.exact_length - 1) // self._tokens_per_page
+        blocks = _pages(BASE, lease.base_pages[:num_blocks]) | _pages(DRAFT, lease.draft_pages[:num_blocks])
+        self._look("was published as a checkpoint", blocks | _slots(reservation), writes_only=True)
+
+    def _retires(self, lease: CacheRequestLease, reservation: HybridSnapshotReservation) -> None:
+        self._reserved.pop(_key(lease), None)
+        self._look("was retired from its reservation", _slots(reservation), writes_only=True)
+
+    def _lets_go_of_restored(self, lease: CacheRequestLease) -> None:
+        self._look("was unpinned after a restore", _restored(lease))
+
+    def _releases(self, lease: CacheRequestLease) -> None:
+        held = _pages(BASE, lease.base_pages) | _pages(DRAFT, lease.draft_pages) | _restored(lease)
+        reservation = self._reserved.pop(_key(lease), None)
+        if reservation is not None:
+            held |= _slots(reservation)
+        self._look("was released", held)
+
+    def _look(self, change: str, resources: Resources, *, writes_only: bool = False) -> None:
+        changed = set(resources)
+        self.num_changes += len(changed)
+        for use in self._ops.unproven:
+            if (use.resource, use.index) in changed and (use.writes or not writes_only):
+                self.violations.append(
+                    f"{use.resource.value} {use.index} {change} while the device may still "
+                    f"{'write' if use.writes else 'read'} it: {use.work} was not proven complete"
+                )
+
+
+def _key(lease: CacheRequestLease) -> tuple[int, int]:
+    return lease.row, lease.generation
+
+
+def _pages(resource: ResourceType, ids: NDArray[np.int32]) -> set[tuple[ResourceType, int]]:
+    return {(resource, page) for page in ids.tolist()}
+
+
+def _slots(reservation: HybridSnapshotReservation) -> set[tuple[ResourceType, int]]:
+    return _named(reservation.recurrent_snapshot_slot, reservation.partial_kv_snapshot_slot)
+
+
+def _restored(lease: CacheRequestLease) -> set[tuple[ResourceType, int]]:
+    return _named(lease.recurrent_snapshot_slot, lease.partial_kv_snapshot_slot)
+
+
+def _named(recurrent: int | None, partial: int | None) -> set[tuple[ResourceType, int]]:
+    named = ((RECURRENT, recurrent), (PARTIAL, partial))
+    return {(resource, slot) for resource, slot in named if slot is not None}
