@@ -26,6 +26,7 @@ from ctxcache.core import (
     PAIR_COUNT,
     PAIR_PAGE,
     PARENT,
+    RECLAIMED,
     Core,
     Int32s,
 )
@@ -83,7 +84,9 @@ def attach_pairs(core: Core, record: int, pages: Int32s) -> None:
     if old_end >= 0:
         # The longer path runs through the old end, which is therefore needed still; only its own page is not.
         core.node[PAIR_COUNT, old_end] -= 1
+        reclaimed = core.state[RECLAIMED + DRAFT]
         let_go(core, DRAFT, old_page)
+        core.state[RECLAIMED + DRAFT] = reclaimed  # only what an eviction returns counts
 
 
 @njit_in_place

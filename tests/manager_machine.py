@@ -203,25 +203,33 @@ class ManagerMachine(RuleBasedStateMachine):
         length=st.integers(1, 18),
         mode=st.integers(0, 3),
         more=st.lists(st.sampled_from([1, 1, 2]), max_size=3),
+        lag=st.sampled_from([0, 0, 0, 1, 3]),
     )
-    def serve(self, stream, length, mode, more):
-        """A whole life at once: begin, publish, decode, publish, release."""
+    def serve(self, stream, length, mode, more, lag):
+        """A whole life at once: begin, publish, decode, publish (perhaps with a draft that lags behind), release."""
         before = len(self.sequences)
         self.begin(stream, length, mode, 1, 0, bypass=False, publish=True)
         if len(self.sequences) > before:
             if more:
                 self.decode(before, more)
-            self.finish(before)
+            self.finish(before, lag)
 
     @rule(
         stream=st.integers(0, 4),
         length=st.integers(1, 18),
         mode=st.integers(0, 3),
-        more=st.lists(st.sampled_from([1, 1, 2]), max_size=3),
+        publish=st.booleans(),
+        lag=st.sampled_from([0, 0, 0, 1, 3]),
     )
-    def serve_another(self, stream, length, mode, more):
-        """As `serve`: most of a cache's life."""
-        self.serve(stream, length, mode, more)
+    def serve_prompt(self, stream, length, mode, publish, lag):
+        """A life that ends with its prompt, published or not."""
+        before = len(self.sequences)
+        self.begin(stream, length, mode, 1, 0, bypass=False, publish=False)
+        if len(self.sequences) > before:
+            if publish:
+                self.finish(before, lag)
+            else:
+                self.release(before)
 
     @precondition(lambda self: self.sequences)
     @rule(index=st.integers(0, 9), draft_extra=st.sampled_from([0, 2]), bypass=st.booleans(), publish=st.booleans())
@@ -303,19 +311,21 @@ class ManagerMachine(RuleBasedStateMachine):
     def publish(self, index, length, draft_length, whole):
         """Publish some length: often all, sometimes again, sometimes more than there is."""
         sequence = self.sequences[index % len(self.sequences)]
-        keys = keys_of(sequence.tokens, self.tokens_per_page)
         length = len(sequence.tokens) if whole else min(length, len(sequence.tokens))
-        options = {}
-        if self.kind is Kind.EAGLE and sequence.mode is Mode.EAGLE:
-            options["draft_state_length"] = draft_length % (length + 1) if draft_length < 18 else length
+        self.publish_blocks(sequence, length, draft_length % (length + 1) if draft_length < 18 else length)
+
+    def publish_blocks(self, sequence, length, draft_length):
+        keys = keys_of(sequence.tokens, self.tokens_per_page)
+        paired = self.kind is Kind.EAGLE and sequence.mode is Mode.EAGLE
+        options = {"draft_state_length": draft_length} if paired else {}
         self.both("publish", lambda side: (sequence.leases[side], keys, length), **options)
 
-    def publish_whole(self, index):
-        """Publish all that a sequence has, as the coordinator would."""
-        if self.kind not in CHECKPOINT_KINDS:
-            self.publish(index, 0, 24, whole=True)
-            return
+    def publish_whole(self, index, lag=0):
+        """Publish all that a sequence has, as the coordinator would; a draft may lag so many tokens behind."""
         sequence = self.sequences[index]
+        if self.kind not in CHECKPOINT_KINDS:
+            self.publish_blocks(sequence, len(sequence.tokens), max(0, len(sequence.tokens) - lag))
+            return
         if not sequence.reserved_length:
             self.reserve(index, 0, whole=True)
         if sequence.reserved_length:
@@ -323,11 +333,11 @@ class ManagerMachine(RuleBasedStateMachine):
             self.retire_reservation(sequence)
 
     @precondition(lambda self: self.sequences)
-    @rule(index=st.integers(0, 9))
-    def finish(self, index):
+    @rule(index=st.integers(0, 9), lag=st.sampled_from([0, 0, 0, 1, 3]))
+    def finish(self, index, lag):
         """Publish all and release."""
         index %= len(self.sequences)
-        self.publish_whole(index)
+        self.publish_whole(index, lag)
         self.release(index)
 
     @precondition(lambda self: self.sequences and self.kind in CHECKPOINT_KINDS)
