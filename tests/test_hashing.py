@@ -407,7 +407,7 @@ def test_h05h_processes_with_one_key_agree():
     outputs = []
     for seed in ("0", "1"):
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        run = subprocess.run(  # noqa: S603 - our own interpreter and script
+        run = subprocess.run(
             [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
         )
         outputs.append(run.stdout.split())
