@@ -238,15 +238,17 @@ def _token_array_from_values(token_ids: Any) -> NDArray[np.int32]:
         return _checked_token_array(_as_array(token_ids))
     if not isinstance(token_ids, Sequence) or isinstance(token_ids, str):
         raise ContractError(f"token ids are a {type(token_ids).__name__}; pass a sequence of integers, or an array")
-    strangers = {kind for kind in set(map(type, token_ids)) if kind is bool or not issubclass(kind, (int, np.integer))}
+    # Read once: array.array() takes bytes for raw memory, and a sequence of the caller's may answer otherwise next time.
+    tokens = token_ids if type(token_ids) in (list, tuple) else list(token_ids)
+    strangers = {kind for kind in set(map(type, tokens)) if kind is bool or not issubclass(kind, (int, np.integer))}
     if strangers:
-        index = next(index for index, token in enumerate(token_ids) if type(token) in strangers)
-        raise ContractError(f"token id {index} is {token_ids[index]!r}; token ids are integers")
+        index = next(index for index, token in enumerate(tokens) if type(token) in strangers)
+        raise ContractError(f"token id {index} is {tokens[index]!r}; token ids are integers")
     try:
-        return np.frombuffer(array.array("i", token_ids), dtype=np.int32)
+        return np.frombuffer(array.array("i", tokens), dtype=np.int32)
     except OverflowError:
-        index = next(index for index, token in enumerate(token_ids) if not INT32_MIN <= token <= INT32_MAX)
-        raise ContractError(_out_of_range(index, token_ids[index])) from None
+        index = next(index for index, token in enumerate(tokens) if not INT32_MIN <= token <= INT32_MAX)
+        raise ContractError(_out_of_range(index, tokens[index])) from None
 
 
 def as_media_array(media: MediaHashes | None, num_tokens: int) -> Words | None:
@@ -277,7 +279,7 @@ def as_media_array(media: MediaHashes | None, num_tokens: int) -> Words | None:
 def _as_array(values: Any) -> NDArray[Any]:
     try:
         return np.asarray(values)
-    except (TypeError, RuntimeError) as error:  # an array of a device, for one
+    except (TypeError, ValueError, RuntimeError) as error:  # an array of a device, for one
         raise ContractError(f"token ids are a {type(values).__name__} that NumPy cannot read: {error}") from error
 
 
@@ -319,8 +321,10 @@ def _media_from_values(media: Sequence[Hash128]) -> Words:
 
 
 def _check_page_size(tokens_per_page: int) -> None:
-    if isinstance(tokens_per_page, bool) or not isinstance(tokens_per_page, int) or tokens_per_page < 1:
+    if isinstance(tokens_per_page, bool) or not isinstance(tokens_per_page, int):
         raise ContractError(f"tokens_per_page is {tokens_per_page!r}; pass an integer of at least 1")
+    if not 1 <= tokens_per_page <= INT32_MAX:
+        raise ContractError(f"tokens_per_page is {tokens_per_page}; it must be at least 1 and below 2**31")
 
 
 def _checked_key(key: bytes | None) -> bytes:
