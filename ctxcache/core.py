@@ -117,7 +117,7 @@ class Core(NamedTuple):
 
     state: Int64s
     key: Words  # [N, 2] key of each indexed block, and of each known block of a lease, (hi, lo)
-    slot: Int32s  # open addressing: block by key
+    slot: Int32s  # open addressing: block by key; see `ctxcache.index`
     node: Int32s  # [5 or 7, N] the tree of blocks
     resource: Int32s  # [4, all resources] holds, and the pools' free stacks
     record: Int32s  # [5 or 18, R]
@@ -197,8 +197,11 @@ def with_larger_arena(arena: Arena, num_leases: int, num_base_pages: int, num_dr
     )
 
 
-def _empty_slots(num_keys: int) -> Int32s:
-    return np.full(max(8, int(num_keys * _SLOTS_PER_KEY)), -1, np.int32)
+def _empty_slots(num_ids: int) -> Int32s:
+    """Return a hash table for ids below `num_ids`; what its entries mean is said in `ctxcache.index`."""
+    slots = np.full(max(8, int(num_ids * _SLOTS_PER_KEY)) + 1, -1, np.int32)
+    slots[-1] = max(1, (num_ids - 1).bit_length())
+    return slots
 
 
 def _doubled(present: int, wanted: int) -> int:

@@ -1,5 +1,9 @@
 """Which block has which key, and which block follows which: open addressing beside a tree of blocks.
 
+A slot is -1, or an id in the low bits and above them how many slots it lies behind its home, as far as that fits. So a
+search compares only keys with the right home, and a removal moves others without looking at their keys. The last entry
+of the array is no slot: it holds the number of low bits.
+
 Prefix closure (an indexed block's ancestors are indexed) lets a lookup search for the deepest indexed key instead of
 probing every block.
 """
@@ -41,53 +45,79 @@ def home_of(low: np.uint64, num_slots: int) -> int:
 @njit_in_place
 def find(key: Words, slot: Int32s, high: np.uint64, low: np.uint64) -> int:
     """Return the id with this key, or -1."""
-    at = home_of(low, slot.size)
+    size = slot.size - 1
+    bits = slot[size]
+    farthest = (1 << (31 - bits)) - 1
+    at, distance = home_of(low, size), 0
     while True:
-        found = slot[at]
-        if found < 0 or (key[found, 1] == low and key[found, 0] == high):
-            return int(found)
+        entry = slot[at]
+        if entry < 0:
+            return -1
+        if entry >> bits == min(distance, farthest):
+            found = entry & ((1 << bits) - 1)
+            if key[found, 1] == low and key[found, 0] == high:
+                return int(found)
+        distance += 1
         at += 1
-        if at == slot.size:
+        if at == size:
             at = 0
 
 
 @njit_in_place
 def insert(key: Words, slot: Int32s, new: int, high: np.uint64, low: np.uint64) -> bool:
     """Give `new` this key; `False`, and nothing changed, when another id has it."""
-    at = home_of(low, slot.size)
+    size = slot.size - 1
+    bits = slot[size]
+    farthest = (1 << (31 - bits)) - 1
+    at, distance = home_of(low, size), 0
     while True:
-        found = slot[at]
-        if found < 0:
-            slot[at] = new
+        entry = slot[at]
+        if entry < 0:
+            slot[at] = (min(distance, farthest) << bits) | new
             key[new, 0] = high
             key[new, 1] = low
             return True
-        if key[found, 1] == low and key[found, 0] == high:
-            return False
+        if entry >> bits == min(distance, farthest):
+            found = entry & ((1 << bits) - 1)
+            if key[found, 1] == low and key[found, 0] == high:
+                return False
+        distance += 1
         at += 1
-        if at == slot.size:
+        if at == size:
             at = 0
 
 
 @njit_in_place
 def remove(key: Words, slot: Int32s, old: int) -> None:
     """Take `old` out. Later entries of its run move back, so that no search meets a gap (and no tombstone piles up)."""
-    size = slot.size
+    size = slot.size - 1
+    bits = slot[size]
+    farthest = (1 << (31 - bits)) - 1
+    mask = (1 << bits) - 1
     gap = home_of(key[old, 1], size)
-    while slot[gap] != old:
+    while slot[gap] & mask != old:
         gap = gap + 1 if gap + 1 < size else 0
-    at = gap
+    at, to_gap = gap, 0
     while True:
         at = at + 1 if at + 1 < size else 0
-        moved = slot[at]
-        if moved < 0:
+        to_gap += 1
+        entry = slot[at]
+        if entry < 0:
             break
-        travelled = at - home_of(key[moved, 1], size)
-        to_gap = at - gap
-        if (travelled if travelled >= 0 else travelled + size) >= (to_gap if to_gap >= 0 else to_gap + size):
-            slot[gap] = moved
-            gap = at
+        distance = entry >> bits
+        if distance == farthest:
+            distance = at - home_of(key[entry & mask, 1], size)
+            distance = distance if distance >= 0 else distance + size
+        if distance >= to_gap:
+            slot[gap] = (min(distance - to_gap, farthest) << bits) | (entry & mask)
+            gap, to_gap = at, 0
     slot[gap] = -1
+
+
+def ids_in(slot: Int32s) -> list[int]:
+    """Return all ids that a table holds, for checks."""
+    mask = (1 << int(slot[-1])) - 1
+    return [entry & mask for entry in slot[:-1].tolist() if entry >= 0]
 
 
 @njit_in_place

@@ -11,7 +11,7 @@ from typing import Any
 from ctxcache import core as c
 from ctxcache.core import Arena, Core
 from ctxcache.errors import InvariantError
-from ctxcache.index import find
+from ctxcache.index import find, ids_in
 from ctxcache.records import is_ripe, record_of
 
 _KIND_NAMES = ("base KV page", "draft KV page", "recurrent snapshot", "partial-KV snapshot")
@@ -106,7 +106,7 @@ def _expected_cached(core: Core, paths: dict[int, list[int]]) -> list[Counter[in
 
 def _check_index(core: Core, paths: dict[int, list[int]]) -> None:
     """Invariant 3: every indexed block's page is cached, and its ancestors are indexed."""
-    indexed = [int(block) for block in core.slot if block >= 0]
+    indexed = ids_in(core.slot)
     _require(len(set(indexed)) == len(indexed), "a block is indexed twice")
     needed = {block for path in paths.values() for block in path}
     _require(set(indexed) == needed, f"blocks {sorted(needed ^ set(indexed))} are indexed or needed, not both")
@@ -119,13 +119,13 @@ def _check_index(core: Core, paths: dict[int, list[int]]) -> None:
 
 
 def _check_tree(core: Core) -> None:
-    for block in (int(block) for block in core.slot if block >= 0):
+    for block in ids_in(core.slot):
         child, before = int(core.node[c.FIRST_CHILD, block]), -1
         while child >= 0:
             _require(core.node[c.PARENT, child] == block, f"child {child} does not know its parent {block}")
             _require(core.node[c.PREVIOUS_SIBLING, child] == before, f"child {child} does not know its elder sibling")
             before, child = child, int(core.node[c.NEXT_SIBLING, child])
-    children = Counter(int(core.node[c.PARENT, block]) for block in core.slot if block >= 0)
+    children = Counter(int(core.node[c.PARENT, block]) for block in ids_in(core.slot))
     for block, count in children.items():
         if block >= 0:
             listed, child = 0, int(core.node[c.FIRST_CHILD, block])
@@ -138,7 +138,7 @@ def _check_pairs(core: Core, paths: dict[int, list[int]]) -> None:
     if not core.state[c.HAS_PAIRS]:
         return
     expected: Counter[int] = Counter()
-    for block in (int(block) for block in core.slot if block >= 0):
+    for block in ids_in(core.slot):
         if core.node[c.PAIR_PAGE, block] >= 0:
             expected[int(core.node[c.PARENT, block])] += 1
     for record, path in paths.items():
@@ -147,7 +147,7 @@ def _check_pairs(core: Core, paths: dict[int, list[int]]) -> None:
             expected[path[len(drafts) - 1]] += 1
             last = int(core.state[c.OFFSET + c.DRAFT]) + drafts[-1]
             _require(core.resource[c.OWNER, last] >= 0, f"draft page {drafts[-1]} names no record that ends with it")
-    for block in (int(block) for block in core.slot if block >= 0):
+    for block in ids_in(core.slot):
         _require(core.node[c.PAIR_COUNT, block] == expected[block], f"block {block} counts its pairs wrongly")
 
 
