@@ -123,7 +123,7 @@ class KeyHasher:
 
     def start(self, extras: BlockKeyExtras = _NO_EXTRAS) -> SequenceKeys:
         """Begin a sequence with this identity. `ContractError` where a field of `extras` has another type."""
-        root = self._unlabelled if extras is _NO_EXTRAS or extras == _NO_EXTRAS else self._root_digest(extras)
+        root = self._unlabelled if extras is _NO_EXTRAS else self._root_digest(extras)
         return SequenceKeys(self, root)
 
     def _root_digest(self, extras: BlockKeyExtras) -> Words:
@@ -249,6 +249,16 @@ def _token_array_from_values(token_ids: Any) -> NDArray[np.int32]:
     except OverflowError:
         index = next(index for index, token in enumerate(tokens) if not INT32_MIN <= token <= INT32_MAX)
         raise ContractError(_out_of_range(index, tokens[index])) from None
+
+
+def check_extras(extras: BlockKeyExtras) -> None:
+    """Refuse extras of which a field has another type than it is declared with, before anything depends on them.
+
+    Raises:
+        ContractError: names the field.
+    """
+    if extras is not _NO_EXTRAS:
+        _serialise(1, extras)
 
 
 def as_media_array(media: MediaHashes | None, num_tokens: int) -> Words | None:

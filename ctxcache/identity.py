@@ -13,8 +13,15 @@ def hash_opaque_identity(data: bytes | str) -> Hash128:
     """Digest a name that only the caller understands (an adapter file, a tenant, an image) to 128 bits.
 
     Text is encoded as UTF-8. The digest is BLAKE2b's, unkeyed, so that processes agree about it.
+
+    Raises:
+        ContractError: neither bytes nor text. (`bytes(8)` of a number would be eight zeros: every such tenant the same.)
     """
-    raw = data.encode() if isinstance(data, str) else bytes(data)
+    if not isinstance(data, (bytes, bytearray, memoryview, str)):
+        raise ContractError(
+            f"an identity is a {type(data).__name__}; pass bytes or text, str() of a number for example"
+        )
+    raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else bytes(data)
     return Hash128.from_bytes(hashlib.blake2b(raw, digest_size=16, person=b"ctxcache.id").digest())
 
 
@@ -78,7 +85,10 @@ class BlockKeyExtras:
     isolation_digest: Hash128 | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "media", tuple(self.media))
+        try:
+            object.__setattr__(self, "media", tuple(self.media))
+        except TypeError:
+            raise ContractError(f"BlockKeyExtras.media is {self.media!r}; pass a tuple of MediaSpanKey") from None
 
 
 def _check_unsigned(name: str, value: int) -> None:

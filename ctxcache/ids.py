@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Self
+from typing import Any, Self
+
+import numpy as np
 
 from ctxcache.errors import ContractError, PoisonedError, RequestFailedError
 
@@ -16,8 +18,11 @@ class Hash128:
     """A 128-bit digest as two unsigned 64-bit words. Falsy exactly when both words are zero.
 
     Attributes:
-        hi: the more significant word, `0 <= hi < 2**64`.
-        lo: the less significant word, `0 <= lo < 2**64`.
+        hi: the more significant word, `0 <= hi < 2**64`. A NumPy integer, as rows of keys hold, becomes an `int`.
+        lo: the less significant word, likewise.
+
+    Raises:
+        ContractError: a word is no integer, or out of range.
     """
 
     hi: int
@@ -25,7 +30,9 @@ class Hash128:
 
     def __post_init__(self) -> None:
         for name, word in (("hi", self.hi), ("lo", self.lo)):
-            if not 0 <= word < _WORD_LIMIT:
+            if type(word) is not int:
+                object.__setattr__(self, name, _as_word(name, word))
+            elif not 0 <= word < _WORD_LIMIT:
                 raise ContractError(f"Hash128.{name} is {word}; pass an integer in [0, 2**64)")
 
     def __bool__(self) -> bool:
@@ -33,7 +40,10 @@ class Hash128:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read 16 bytes, most significant first. `ContractError` for any other length."""
+        """Read 16 bytes, most significant first. `ContractError` for any other length or type."""
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise ContractError(f"Hash128.from_bytes got a {type(data).__name__}; pass 16 bytes")
+        data = bytes(data)
         if len(data) != 16:
             raise ContractError(f"Hash128.from_bytes got {len(data)} bytes; a digest has exactly 16")
         return cls(int.from_bytes(data[:8], "big"), int.from_bytes(data[8:], "big"))
@@ -44,6 +54,13 @@ class Hash128:
 
     def __str__(self) -> str:
         return self.to_bytes().hex()
+
+
+def _as_word(name: str, word: Any) -> int:
+    """Return an integer of another type (a NumPy scalar, an `IntEnum`) as a word, or refuse."""
+    if isinstance(word, (int, np.integer)) and not isinstance(word, bool) and 0 <= word < _WORD_LIMIT:
+        return int(word)
+    raise ContractError(f"Hash128.{name} is {word!r}; pass an integer in [0, 2**64)")
 
 
 class ContextCacheCoordinatorStatus(Enum):

@@ -20,7 +20,7 @@ from ctxcache.admission import (
     DecodingKvHeadroom,
 )
 from ctxcache.errors import ContractError
-from ctxcache.hashing import as_media_array, as_token_array
+from ctxcache.hashing import as_media_array, as_token_array, check_extras
 from ctxcache.identity import BlockKeyExtras
 from ctxcache.ids import ContextCacheCommitPolicy, ContextCacheExecutionMode, ContextCacheLookupPolicy
 from ctxcache.modes import CommonLengths
@@ -82,6 +82,7 @@ def _read_sequence(index: int, sequence: ContextCacheSequenceAdmission) -> Seque
         raise ContractError(
             f"key_extras of sequence {index} is a {type(sequence.key_extras).__name__}; pass a BlockKeyExtras"
         )
+    check_extras(sequence.key_extras)
     tokens = as_token_array(sequence.token_ids)
     if tokens.size == 0:
         raise ContractError(f"sequence {index} has no token; a prompt has at least one")

@@ -7,8 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness import Harness, T, U, V
 
-from ctxcache import ContractError, hash_exact_prefix, hash_full_blocks
+from ctxcache import (
+    AdapterKey,
+    BlockKeyExtras,
+    ContextCacheBatchAdmission,
+    ContextCacheSequenceAdmission,
+    ContractError,
+    Hash128,
+    hash_exact_prefix,
+    hash_full_blocks,
+    hash_opaque_identity,
+)
 
 
 class Fickle(Sequence):
@@ -68,3 +79,73 @@ def test_a_page_size_beyond_any_page_is_refused(size):
     for function in (hash_full_blocks, hash_exact_prefix):
         with pytest.raises(ContractError, match="below 2\\*\\*31"):
             function([1, 2], size)
+
+
+def test_a_row_of_keys_is_a_digest():
+    """`Hash128(*row)` of a key array is the digest that `hash_exact_prefix` returns: equal, same hash, same bytes."""
+    row = hash_full_blocks([1, 2], 2)[0]
+    digest = Hash128(*row)
+    exact = hash_exact_prefix([1, 2], 2)
+    assert (digest, hash(digest), digest.to_bytes(), str(digest)) == (exact, hash(exact), exact.to_bytes(), str(exact))
+    assert type(digest.hi) is int
+    assert hash_full_blocks([1, 2], 2, BlockKeyExtras(isolation_digest=digest)).shape == (1, 2)
+
+
+@pytest.mark.parametrize("word", [None, "x", b"x", 1.0, True, np.float64(1), np.bool_(1), np.int64(-1), [1], -1, 2**64])
+def test_a_digest_is_made_of_integers(word):
+    """Anything but an integer of 64 bits is refused where the digest is made, not where it is used."""
+    for arguments in ((word, 0), (0, word)):
+        with pytest.raises(ContractError, match="Hash128"):
+            Hash128(*arguments)
+
+
+@pytest.mark.parametrize("data", [None, 7, 0, 1.5, True, [1, 2], {}, np.zeros(2), object()], ids=repr)
+def test_an_identity_is_bytes_or_text(data):
+    """A number is no identity: as bytes it would be that many zeros, and tenants 0 and [] would share their state."""
+    with pytest.raises(ContractError, match="pass bytes or text"):
+        hash_opaque_identity(data)
+    with pytest.raises(ContractError, match="16"):
+        Hash128.from_bytes(data)
+
+
+class Hostile:
+    """A value that raises when it is compared."""
+
+    __hash__ = None
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("not to be compared")
+
+
+@pytest.mark.parametrize(
+    "extras",
+    [
+        BlockKeyExtras(adapter="lora"),
+        BlockKeyExtras(adapter=AdapterKey("lora")),
+        BlockKeyExtras(isolation_digest=b"0123456789abcdef"),
+        BlockKeyExtras(position_digest=Hostile()),
+        BlockKeyExtras(media=("image",)),
+    ],
+    ids=["adapter", "adapter id", "tenant", "hostile", "media"],
+)
+def test_extras_are_checked_before_anything_happens(extras):
+    """Bad extras of the last sequence are an argument's fault: nothing is evicted, also while a request is active."""
+    harness = Harness(max_batch=2, num_pages=8, max_tokens=64, page=8)
+    harness.run(T(63))
+    before = harness.observe()
+    admission = ContextCacheBatchAdmission(
+        [ContextCacheSequenceAdmission(U(40)), ContextCacheSequenceAdmission(V(5), extras)]
+    )
+    with pytest.raises(ContractError, match="pass"):
+        harness.coordinator.begin_request(admission, None)
+    assert harness.observe() == before
+    request, _ = harness.admit(T(5))
+    with pytest.raises(ContractError, match="pass"):
+        harness.coordinator.begin_request(admission, None)
+    harness.coordinator.finish(request)
+
+
+def test_media_that_is_no_run_of_spans_is_refused():
+    """`None` in place of no media is the caller's mistake, in words."""
+    with pytest.raises(ContractError, match="pass a tuple of MediaSpanKey"):
+        BlockKeyExtras(media=None)
