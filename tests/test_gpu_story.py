@@ -117,6 +117,13 @@ class Story:
         )
         self.pool = view_array(self.cache.kv_pool(0))
         self.found = self.ops.allocate((1,), "int32")
+        # A kernel's first launch loads it, and loading waits for the whole GPU: it would hide what comes too late.
+        self.ops.load_kernels(self.stream)
+        self.take_over(0)
+        self.look_for_strays(0)
+        self.launcher.launch(_write_row, (1, 1, 1), self.stream, 0, 0, 0, 0, 0)
+        spin(self.stream, 0)
+        assert not self.saw_strays()
 
     def begin(self, *sequences: list[int]) -> Any:
         """Admit a batch and bind it."""

@@ -12,7 +12,7 @@ from ctxcache.device import launch
 from ctxcache.device.caches import HybridCacheManager
 from ctxcache.device.numba_ops import NumbaDeviceOps
 from ctxcache.device.page_table import KVPageTable
-from ctxcache.device.staging import StagingRing
+from ctxcache.device.staging import ChangeArena, StagingRing
 
 
 class SlowBuffer(launch.StagingBuffer):
@@ -108,9 +108,58 @@ def test_uploads_behind_a_slow_stream_leave_earlier_buffers_alone(made: list[Slo
     ops.reset_lengths(cache, ints(4, 5), None)
     ops.upload_mapping(ints(0, -1), mapping, None)
     ops.zero_recurrent(cache, ints(1), None)
-    assert len(made) == 6
-    heads = [buffer.host[:8].view(np.int32).tolist() for buffer in made]
-    assert heads == [[0, 0], [0, 1], [0, 2], [4, 5], [0, -1], [1, 0]]
+    # Uploads take parts of one buffer, one behind the other; everything else a buffer of its own.
+    assert len(made) == 4
+    uploaded = [pairs.tolist() for pairs in made[0].pairs[:4]]
+    assert uploaded == [[0, 0], [1, 1], [0, 1], [1, 2]]
+    assert made[0].pairs[4:6].tolist() == [[0, 2], [1, 3]]
+    heads = [buffer.host[:8].view(np.int32).tolist() for buffer in made[1:]]
+    assert heads == [[4, 5], [0, -1], [1, 0]]
+
+
+def test_an_arena_marks_a_buffer_once_it_is_full(made: list[SlowBuffer]) -> None:
+    """Parts follow each other; a full buffer is marked, and the next one is another while its readers are running."""
+    arena = ChangeArena(StagingRing(SlowBuffer))
+    addresses = []
+    for _ in range(3):
+        pairs = arena.room(0, 3000)
+        assert len(pairs) >= 3000
+        addresses.append(arena.address())
+        pairs[:3000] = len(addresses)
+        arena.use(3000)
+    assert len(made) == 2
+    assert addresses[:2] == [made[0].address, made[0].address + 8 * 3000]
+    assert (made[0].reading, made[1].reading) == (True, False)
+    assert [int(value) for value in made[0].pairs[[0, 2999, 3000, 5999], 0]] == [1, 1, 2, 2]
+    arena.lose()
+    assert len(arena.room(0)) == len(made[2].pairs)
+
+
+def test_more_changes_than_an_arena_has_room_for_get_a_larger_buffer(made: list[SlowBuffer]) -> None:
+    """A table of 40,000 entries goes up in one launch, and right."""
+    ops = NumbaDeviceOps()
+    ops._ring = StagingRing(SlowBuffer)
+    table = KVPageTable(8, 5000, 40_000, device_ops=ops)
+    table.set_row(0, [1, 2])
+    table.upload(None)
+    rows = np.random.default_rng(3).integers(0, 40_000, (8, 5000))
+    table.set_rows(np.arange(8), np.full(8, 5000), rows.ravel())
+    launches = ops.num_launches
+    table.upload(None)
+    assert ops.num_launches == launches + 1
+    np.testing.assert_array_equal(ops.to_host(table.kernel_view)[:, 0], rows)
+    assert [buffer.capacity for buffer in made] == [1 << 16, 1 << 19]
+
+
+def test_loading_the_kernels_changes_nothing() -> None:
+    """Every kernel is launched once, none of them with work."""
+    ops = NumbaDeviceOps()
+    cache = HybridCacheManager(hybrid_engine(), None, device_ops=ops)
+    ops.reset_lengths(cache, ints(4, 5), None)
+    launches = ops.num_launches
+    ops.load_kernels(None)
+    assert ops.num_launches >= launches + 7
+    assert ops.to_host(cache.kv_lengths).tolist() == [4, 5, 0]
 
 
 def test_a_launch_that_fails_loses_its_buffer(made: list[SlowBuffer]) -> None:

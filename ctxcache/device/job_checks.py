@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxcache.device.descriptors import JOB_BASE_PAGE, JOB_DRAFT_PAGE, JOB_PARTIAL, JOB_RECURRENT, JOB_SLOT, JOB_TOKENS
-from ctxcache.jit import njit
+from ctxcache.jit import njit, njit_part
 
 Int32s = NDArray[np.int32]
 
@@ -27,7 +27,7 @@ def are_distinct_slots(slots: Int32s, num_slots: int) -> bool:
     return True
 
 
-@njit
+@njit_part
 def _overlap(rows: Int32s, i: int, j: int, to_snapshots: bool, has_draft: bool) -> bool:  # noqa: FBT001 - compiled
     """Whether jobs i and j write the same place."""
     state = rows[i, JOB_RECURRENT] != ABSENT and rows[j, JOB_RECURRENT] != ABSENT

@@ -11,6 +11,8 @@ import importlib.util
 import threading
 import warnings
 from functools import lru_cache
+from inspect import signature
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,6 +36,7 @@ __all__ = [
     "blocks_for_runs",
     "cuda",
     "device_address",
+    "kernels_of",
     "missing_target",
 ]
 
@@ -86,6 +89,18 @@ def blocks_for_runs(num_bytes: int, parts: int, jobs: int = 1) -> Grid:
     """
     x, y, z = blocks_for(-(-num_bytes // _ROUND_BYTES), parts, jobs)
     return min(x, max(_MIN_BLOCKS_OF_RUN, _BUSY_BLOCKS // (parts * jobs))), y, z
+
+
+def kernels_of(module: ModuleType) -> list[tuple[Any, int]]:
+    """Return the kernels of a module, each with the number of its parameters; device functions are left out."""
+    found = []
+    for value in vars(module).values():
+        function = getattr(value, "py_func", None)
+        if function is None or function.__module__ != module.__name__:
+            continue
+        if not (value._device if SIMULATED else value.targetoptions.get("device")):  # noqa: SLF001 - the simulator's way
+            found.append((value, len(signature(function).parameters)))
+    return found
 
 
 class Launcher:

@@ -17,7 +17,8 @@ from ctxcache.device.caches import check_batches, check_lengths
 from ctxcache.device.descriptors import SLOT_FIELDS, longest_run, move_table, slot_table
 from ctxcache.device.ops import HiddenRow, Int32s, SnapshotJobs, StreamSynchronizer, as_int32s, storage_dtype
 from ctxcache.device.snapshots import check_hidden_row, check_jobs, check_slots
-from ctxcache.device.staging import Buffer, StagingRing
+from ctxcache.device.staging import Buffer, ChangeArena, StagingRing
+from ctxcache.device.streams import stream_handle
 from ctxcache.errors import ContractError, DeploymentError, InvariantError
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ NO_TARGET = (
     "Without one, before Python starts: export NUMBA_ENABLE_CUDASIM=1. NumpyDeviceOps() needs neither."
 )
 
-_FEW_CHANGES_BYTES = 1 << 14
-"""What an upload asks for before it has counted its changes: the ring's smallest buffer."""
+_MAX_ARENAS = 64
+"""Streams whose arena is kept; beyond that the oldest is put away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,13 @@ class NumbaDeviceOps:
     def __init__(self, *, prepared_launches: bool = True) -> None:
         launch, self._kernels = _load_target()
         self._blocks_for = launch.blocks_for
+        self._kernels_of = launch.kernels_of
         self._blocks_for_runs = launch.blocks_for_runs
         self._device_address = launch.device_address
         self._memory = launch.DeviceMemory()
         self._launcher = launch.Launcher(prepared=prepared_launches)
         self._ring = StagingRing(launch.StagingBuffer)
+        self._arenas: dict[int, ChangeArena] = {}
         self._slot_tables: WeakKeyDictionary[HybridCacheManager, _DeviceTable] = WeakKeyDictionary()
         self._move_tables: WeakKeyDictionary[HybridSnapshotStorage, _DeviceTable] = WeakKeyDictionary()
 
@@ -83,6 +86,15 @@ class NumbaDeviceOps:
         """Those among them that went through a compiled kernel's handle; see `prepared_launches`."""
         count: int = self._launcher.num_prepared_launches
         return count
+
+    def load_kernels(self, stream: Any) -> None:
+        """Compile every kernel and load it on the device, by launching it once with nothing to do.
+
+        A kernel's first launch compiles it, which takes a good part of a second, and loads it, which may wait for everything
+        that the GPU is doing. A runtime that calls this while it starts has both behind it before the first request.
+        """
+        for kernel, num_parameters in self._kernels_of(self._kernels):
+            self._launcher.launch(kernel, self._blocks_for(1), stream, *(0,) * num_parameters)
 
     def operation(self, name: str) -> None:
         """Do nothing; see `DeviceOps.operation`."""
@@ -107,32 +119,29 @@ class NumbaDeviceOps:
         """See `DeviceOps.upload_rows`. The changes lie in mapped host memory; one launch reads and scatters them."""
         if not table.has_changes:
             return
-        buffer = self._ring.take(_FEW_CHANGES_BYTES)
+        arena = self._arena_of(stream)
         try:
-            count = table.take_changes(buffer.pairs)
-            if count > len(buffer.pairs):
-                self._ring.put_back(buffer)
-                buffer = self._ring.take(8 * count)
-                table.write_changes(buffer.pairs)
+            pairs = arena.room(stream)
+            count = table.take_changes(pairs)
+            if count > len(pairs):
+                table.write_changes(arena.room(stream, count))
             if count == 0:
-                self._ring.put_back(buffer)
                 return
             self._launcher.launch(
                 self._kernels.scatter_page_ids,
                 self._blocks_for(count),
                 stream,
                 table.view_address,
-                buffer.address,
+                arena.address(),
                 count,
                 table.max_pages_per_seq,
                 table.num_pages,
             )
-            self._ring.give_back(buffer, stream)
+            arena.use(count)
         except InvariantError:
-            self._ring.put_back(buffer)
-            raise
+            raise  # found before anything was taken
         except BaseException:
-            self._ring.lose(buffer)
+            arena.lose()
             table.forget_device_rows()
             raise
 
@@ -258,6 +267,15 @@ class NumbaDeviceOps:
         except BaseException:
             self._ring.lose(buffer)
             raise
+
+    def _arena_of(self, stream: Any) -> ChangeArena:
+        handle = stream_handle(stream)
+        arena = self._arenas.get(handle)
+        if arena is None:
+            if len(self._arenas) >= _MAX_ARENAS:
+                self._arenas.pop(next(iter(self._arenas))).lose()
+            arena = self._arenas[handle] = ChangeArena(self._ring)
+        return arena
 
     def _slot_table(self, cache: HybridCacheManager) -> _DeviceTable:
         if cache not in self._slot_tables:

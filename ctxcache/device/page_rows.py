@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.jit import njit_in_place
+from ctxcache.jit import njit_in_place, njit_part
 
 Int32s = NDArray[np.int32]
 
@@ -38,7 +38,7 @@ HOLE_IN_ROW = -2
 """What `count_changes` reports in place of a count, with the row and the column."""
 
 
-@njit_in_place
+@njit_part
 def mark_dirty(dirty: Int32s, row: int, first: int, last: int) -> None:
     """Widen the dirty range of one row to cover `[first, last)`."""
     if first >= last:
@@ -51,7 +51,7 @@ def mark_dirty(dirty: Int32s, row: int, first: int, last: int) -> None:
         dirty[row, 1] = max(dirty[row, 1], last)
 
 
-@njit_in_place
+@njit_part
 def _check_append(lengths: Int32s, slots: Int32s, firsts: Int32s, counts: Int32s, width: int) -> tuple[int, int, int]:
     """Check the entries and complement the length of each row that passed, so that a row named twice is found.
 

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from ctxcache.device.ops import Int32s
 
-_MIN_BYTES = 1 << 14
+_MIN_BYTES = 1 << 16
 _MAX_BUFFERS = 64
+_LEAST_PAIRS = 512
 
 
 class Buffer(Protocol):
@@ -52,7 +53,7 @@ class StagingRing:
         return len(self._buffers)
 
     def take(self, num_bytes: int) -> Buffer:
-        """Return a buffer of at least `num_bytes` that nothing reads. Follow with `give_back`, `put_back` or `lose`."""
+        """Return a buffer of at least `num_bytes` that nothing reads. Follow with `give_back` or `lose`."""
         if self._buffers and self._oldest_is_free():
             oldest = self._buffers.popleft()
             if oldest.capacity >= num_bytes:
@@ -63,10 +64,6 @@ class StagingRing:
         """Return a buffer whose reader has been enqueued on `stream`."""
         buffer.mark_used(stream)
         self._buffers.append(buffer)
-
-    def put_back(self, buffer: Buffer) -> None:
-        """Return a buffer that was not used after all: nothing reads it."""
-        self._buffers.appendleft(buffer)
 
     def lose(self, buffer: Buffer) -> None:
         """Put away a buffer whose reader may or may not have been enqueued: kept alive, never written again."""
@@ -80,3 +77,44 @@ class StagingRing:
             return False
         oldest.wait()
         return True
+
+
+class ChangeArena:
+    """Room for the page-table changes of one stream: consecutive parts of one staging buffer.
+
+    No part is written again before the mark behind all of them has been passed. So most uploads set no mark and ask for
+    none, which are two driver calls of the three that an upload would take.
+    """
+
+    def __init__(self, ring: StagingRing) -> None:
+        self._ring = ring
+        self._buffer: Buffer | None = None
+        self._num_used = 0
+
+    def room(self, stream: Any, least: int = _LEAST_PAIRS) -> Int32s:
+        """Return unused pairs, `int32[n, 2]` with `n >= least`. A buffer that is full is marked on the stream."""
+        if self._buffer is not None and self._num_used + least > len(self._buffer.pairs):
+            full, self._buffer = self._buffer, None
+            try:
+                self._ring.give_back(full, stream)
+            except BaseException:
+                self._ring.lose(full)
+                raise
+        if self._buffer is None:
+            self._buffer = self._ring.take(8 * least)
+            self._num_used = 0
+        return self._buffer.pairs[self._num_used :]
+
+    def address(self) -> int:
+        """Return where kernels find the unused pairs."""
+        return 0 if self._buffer is None else self._buffer.address + 8 * self._num_used
+
+    def use(self, num_pairs: int) -> None:
+        """Take the first of the unused pairs: their reader has been enqueued."""
+        self._num_used += num_pairs
+
+    def lose(self) -> None:
+        """Put the buffer away: a reader may or may not have been enqueued."""
+        if self._buffer is not None:
+            self._ring.lose(self._buffer)
+            self._buffer = None
