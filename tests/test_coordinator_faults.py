@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -212,6 +214,24 @@ def test_an_interrupted_drain_of_a_dropped_handle_stays_inside(caplog: pytest.Lo
     assert h.coordinator.poisoned
     assert "quarantined" in caplog.text
     assert h.begin(T(5)).status is POISONED
+
+
+@pytest.mark.parametrize("error", [InjectedFaultError, KeyboardInterrupt], ids=["error", "interrupt"])
+@pytest.mark.parametrize("mode", [FaultMode.RAISE_BEFORE, FaultMode.RAISE_AFTER], ids=lambda mode: mode.value)
+def test_a_failed_operation_does_not_keep_its_handle_alive(mode: FaultMode, error: type[BaseException]) -> None:
+    """Once the exception is gone, a dropped handle dies at once: no cycle of frames waits for the collector."""
+    h = faulty_harness(Fault("prepare_prefill.upload_rows", mode, exception=error))
+    request, _ = h.admit(T(20))
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(DeviceError, KeyboardInterrupt):
+            h.coordinator.prepare_prefill(request)
+        with pytest.warns(ResourceWarning, match="dropped"):
+            del request
+        assert h.coordinator.manager.num_leases == 0
+    finally:
+        gc.enable()
 
 
 def test_a_bug_while_host_state_moves_is_reported_and_contained() -> None:

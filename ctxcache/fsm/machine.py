@@ -35,10 +35,21 @@ class DrainFailed(Exception):  # noqa: N818 - an outcome that the coordinator tu
 
 
 class _HookFailed(Exception):  # noqa: N818 - never leaves this module
-    def __init__(self, hook: Hook, cause: BaseException | int) -> None:
+    def __init__(self, hook: Hook, cause: BaseException | int, event: transitions.EventData) -> None:
         super().__init__(hook.name)
-        self.hook = hook
-        self.cause = cause
+        self._hook = hook
+        self._reason: BaseException | int = cause
+        self._event = event
+
+    def take(self) -> tuple[Hook, BaseException | int]:
+        """Return the hook and what it failed with, and let go of both.
+
+        The machine's event keeps this error, whose frames keep the event; and the reason, raised again, would have this
+        error for its context. Either cycle would keep the frames of every caller, and a dropped handle, until a collection.
+        """
+        reason, self._reason, self._event.error = self._reason, 0, None
+        self.__traceback__ = self.__cause__ = self.__context__ = None
+        return self._hook, reason
 
 
 def _run_hook(hook: Hook) -> Callable[[transitions.EventData], None]:
@@ -49,9 +60,9 @@ def _run_hook(hook: Hook) -> Callable[[transitions.EventData], None]:
             code = getattr(event.model, name)()
             succeeded = code is None or bool(code == 0)
         except BaseException as cause:
-            raise _HookFailed(hook, cause) from cause
+            raise _HookFailed(hook, cause, event) from cause
         if not succeeded:
-            raise _HookFailed(hook, code)
+            raise _HookFailed(hook, code, event)
 
     return run
 
@@ -132,7 +143,7 @@ def fire(model: LifecycleModel, trigger: str) -> None:
     try:
         moved = _trigger(model, trigger)
     except _HookFailed as failure:
-        _account_for(model, failure)
+        _account_for(model, *failure.take())
     except BaseException as cause:
         if is_declared(model, "device_failed"):
             _trigger(model, "device_failed")
@@ -150,18 +161,21 @@ def fire(model: LifecycleModel, trigger: str) -> None:
             raise ContractError(f"{trigger} is refused in state {state!r}: {reasons[0]}")
 
 
-def _account_for(model: LifecycleModel, failure: _HookFailed) -> None:
+def _account_for(model: LifecycleModel, hook: Hook, cause: BaseException | int) -> None:
     """Move on after a failed hook, once its trigger has unwound, and tell the caller."""
-    cause = failure.cause
-    if failure.hook.kind is HookKind.PROVE:
-        if is_declared(model, "drain_failed"):
-            _trigger(model, "drain_failed")
-        raise DrainFailed(cause) from (cause if isinstance(cause, BaseException) else None)
-    _trigger(model, "device_failed")
-    if isinstance(cause, BaseException) and not isinstance(cause, Exception):
-        raise cause
-    error = DeviceError(f"{failure.hook.name} failed while it was enqueued: {cause!r}; finish or abandon the request")
-    raise error from (cause if isinstance(cause, BaseException) else None)
+    try:
+        if hook.kind is HookKind.PROVE:
+            if is_declared(model, "drain_failed"):
+                _trigger(model, "drain_failed")
+            raise DrainFailed(cause) from (cause if isinstance(cause, BaseException) else None)
+        _trigger(model, "device_failed")
+        if isinstance(cause, BaseException) and not isinstance(cause, Exception):
+            raise cause
+        raise DeviceError(f"{hook.name} failed while it was enqueued: {cause!r}; finish or abandon the request") from (
+            cause if isinstance(cause, BaseException) else None
+        )
+    finally:
+        del cause  # its traceback holds this frame
 
 
 def _trigger(model: LifecycleModel, trigger: str) -> Any:

@@ -196,7 +196,10 @@ class DeferredDeviceOps:
                 self._run_oldest()
             error, self._error = self._error, None
             if error is not None:
-                raise error
+                try:
+                    raise error
+                finally:
+                    del error  # its traceback holds this frame
             self.unproven.clear()
         return code
 
