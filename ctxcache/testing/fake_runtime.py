@@ -89,6 +89,7 @@ class FakeRuntime:
         handle: the present request's, or the last one's.
         running: its sequences in slot order; empty between requests.
         outcomes: what the synchroniser answers next, in order; then success.
+        model_failed: whether a wait of the request failed, so that nothing of it may be kept.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class FakeRuntime:
         self.handle: RequestHandle | None = None
         self.running: list[Running] = []
         self.mode = Mode.VANILLA
+        self.model_failed = False
         self._mapping = host.allocate((self.sizes.max_batch,), "int32")
         self._next_running: list[Running] = []
         self._hidden = make_hidden_states(self.deployment, host)
@@ -179,6 +181,7 @@ class FakeRuntime:
             raise RequestEnded(f"begin_request: {result.status.name}")
         self.handle = result.admission.request
         self.mode = chosen
+        self.model_failed = False
         self.running = [
             Running(state.lease, Transcript(prompt, identity), start, start, 0, start, start)
             for prompt, start, state in zip(
@@ -216,12 +219,14 @@ class FakeRuntime:
     def wait(self) -> None:
         """Synchronise, as a runtime does before it looks at what its model computed."""
         self.ops.operation(OUTSIDE)
+        self.model_failed = True
         try:
             code = self.ops.synchronize(None, self._answer)
         except Exception as error:
             raise WaitFailed(repr(error)) from error
         if code:
             raise WaitFailed(f"code {code}")
+        self.model_failed = False
 
     def finalize(self) -> None:
         """Report the prompts complete, and let the draft initialise behind them where it does."""

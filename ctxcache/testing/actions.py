@@ -1,0 +1,214 @@
+"""What a simulated runtime does, as plain data: one action is one tuple, so that a run can be kept, cut and replayed.
+
+Every action makes sense in every state: one that does not fit is skipped. So any selection of a run's actions is a run.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from ctxcache.admission import (
+    ContextCacheBatchAdmission,
+    ContextCacheSequenceAdmission,
+    ContextCacheSequenceAdvance,
+    DecodingKvHeadroom,
+)
+from ctxcache.errors import ContractError
+from ctxcache.fsm import State
+from ctxcache.ids import ContextCacheExecutionMode as Mode
+from ctxcache.testing.fake_runtime import FakeRuntime
+from ctxcache.testing.faults import Fault, FaultMode, FaultPlan, InjectedFaultError
+from ctxcache.testing.scripts import InjectedInterrupt
+
+Action: TypeAlias = tuple[str, Any, int]
+"""A name of `ACTIONS`, its argument, and the seed of the stream's schedule from there on."""
+
+_STEMS = ((0, 1, 2) * 20, (0, 1, 2, 0, 1, 1) * 10, (2,) * 60, (1, 0, 0, 2) * 15)
+"""What prompts begin with: streams that part early and late, so that prefixes collide."""
+
+
+def _state(runtime: FakeRuntime) -> State | None:
+    handle = runtime.handle
+    return handle.inspect().state if handle is not None and handle.valid else None
+
+
+def _in(*states: State | None) -> Callable[[FakeRuntime], bool]:
+    return lambda runtime: _state(runtime) in states
+
+
+def _begin(runtime: FakeRuntime, argument: Any) -> None:
+    prompts, mode, identity, bypass, prefill_only = argument
+    runtime.spoil_states()
+    runtime.begin(
+        [list(prompt) for prompt in prompts],
+        mode=None if mode is None else Mode(mode),
+        identity=identity,
+        bypass=bypass,
+        prefill_only=prefill_only,
+    )
+
+
+def _prefill(runtime: FakeRuntime, argument: Any) -> None:
+    endpoints, captures, waits = argument
+    runtime.prepare()
+    runtime.compute_prompts(endpoints)
+    if captures:
+        runtime.capture()
+    if waits:
+        runtime.wait()
+        runtime.finalize()
+
+
+def _decode(runtime: FakeRuntime, argument: Any) -> None:
+    completed, accepted, lags, is_completed = argument
+    runtime.grow()
+    runtime.compute_step(accepted, lags)
+    if is_completed:
+        runtime.wait()
+        runtime.complete([slot for slot in completed if slot < len(runtime.running)])
+
+
+def _compact(runtime: FakeRuntime, argument: Any) -> None:
+    keep, is_completed = argument
+    runtime.begin_compaction(keep)
+    if is_completed:
+        runtime.compact()
+
+
+def _fault(runtime: FakeRuntime, argument: Any) -> None:
+    pattern, mode, occurrence, persistent, interrupt = argument
+    error = InjectedInterrupt if interrupt else InjectedFaultError
+    runtime.ops.plan = FaultPlan(Fault(pattern, FaultMode(mode), occurrence, persistent, error))
+
+
+def _misuse(runtime: FakeRuntime, argument: Any) -> None:
+    """Say something wrong; it must be refused."""
+    advances = [ContextCacheSequenceAdvance([1], 10_000)] * max(1, len(runtime.running))
+    calls: tuple[Callable[[], Any], ...] = (
+        lambda: runtime.coordinator.finalize_prefill_publication(runtime.request, advances),
+        lambda: runtime.coordinator.complete_decode_step(runtime.request, advances),
+        lambda: runtime.coordinator.begin_batch_compaction(runtime.request, [5], 1, None),
+        lambda: runtime.coordinator.begin_request(ContextCacheBatchAdmission([]), None),
+        runtime.coordinator.recover,
+    )
+    call = calls[argument % len(calls)]
+    if runtime.handle is None and argument % len(calls) < 3:
+        return
+    try:
+        call()
+    except ContractError:
+        return
+    runtime.violations.append(f"misuse {argument % len(calls)} was not refused")
+
+
+def _explain(runtime: FakeRuntime, argument: Any) -> None:
+    admission = ContextCacheBatchAdmission([ContextCacheSequenceAdmission(list(argument))], runtime.native_mode)
+    before = [record.serial for record in runtime.coordinator.manager.records]
+    runtime.coordinator.explain(admission)
+    if [record.serial for record in runtime.coordinator.manager.records] != before:
+        runtime.violations.append("explain changed the cache")
+
+
+_RUNNING = _in(State.SETTLED, State.DRAFTING)
+_LIVE = _in(*(state for state in State if state not in (State.RELEASED, State.POISONED)))
+_IDLE = _in(None)
+
+
+def _always(runtime: FakeRuntime) -> bool:
+    del runtime
+    return True
+
+
+ACTIONS: dict[str, tuple[Callable[[FakeRuntime], bool], Callable[[FakeRuntime, Any], None]]] = {
+    "begin": (_IDLE, _begin),
+    "prefill": (_in(State.ADMITTED), _prefill),
+    "decode": (_RUNNING, _decode),
+    "compact": (_RUNNING, _compact),
+    "starve": (_RUNNING, lambda runtime, _: runtime.grow(DecodingKvHeadroom(10_000))),
+    "finish": (_LIVE, lambda runtime, _: runtime.finish()),
+    "abandon": (_LIVE, lambda runtime, _: runtime.abandon()),
+    "drop": (_LIVE, lambda runtime, _: runtime.drop()),
+    "clear": (_IDLE, lambda runtime, _: runtime.coordinator.clear()),
+    "explain": (_always, _explain),
+    "misuse": (_always, _misuse),
+    "fault": (_always, _fault),
+}
+"""Every action: when it fits, and what it does with its argument."""
+
+_LIKELY: dict[State | None, tuple[tuple[str, int], ...]] = {
+    None: (("begin", 30), ("explain", 2), ("clear", 1), ("misuse", 1), ("fault", 2)),
+    State.ADMITTED: (("prefill", 20), ("finish", 1), ("abandon", 1), ("drop", 1), ("misuse", 1), ("fault", 2)),
+    State.SETTLED: (
+        ("decode", 24), ("compact", 5), ("finish", 4), ("abandon", 1), ("drop", 1), ("starve", 1), ("misuse", 1),
+        ("fault", 2),
+    ),
+}  # fmt: skip
+_LIKELY[State.DRAFTING] = _LIKELY[State.SETTLED]
+_OTHERWISE = (("finish", 4), ("abandon", 2), ("drop", 1), ("misuse", 1), ("fault", 1))
+
+
+def draw(rng: random.Random, runtime: FakeRuntime) -> Action:
+    """Choose what to do next."""
+    choices = _LIKELY.get(_state(runtime), _OTHERWISE)
+    name = rng.choices([name for name, _ in choices], [weight for _, weight in choices])[0]
+    argument = _ARGUMENTS[name](rng, runtime) if name in _ARGUMENTS else None
+    return name, argument, rng.randrange(1 << 16)
+
+
+def _draw_prompt(rng: random.Random, runtime: FakeRuntime) -> tuple[int, ...]:
+    sizes = runtime.sizes
+    longest = sizes.max_tokens - max(4, sizes.tokens_per_page)
+    length = rng.randint(1, longest)
+    if rng.random() < 0.3:
+        length = max(1, min(longest, length // sizes.tokens_per_page * sizes.tokens_per_page + rng.choice((0, 1))))
+    prompt = list(rng.choice(_STEMS)[:length])
+    if rng.random() < 0.4:
+        for _ in range(rng.randint(1, 3)):
+            prompt[rng.randrange(length)] = rng.randrange(3)
+    return tuple(prompt)
+
+
+def _draw_begin(rng: random.Random, runtime: FakeRuntime) -> Any:
+    prompts = tuple(_draw_prompt(rng, runtime) for _ in range(rng.randint(1, runtime.sizes.max_batch)))
+    if rng.random() < 0.15:
+        prompts = prompts[:1] * len(prompts)
+    mode = Mode.VANILLA.value if rng.random() < 0.15 else None
+    return prompts, mode, int(rng.random() < 0.15), rng.random() < 0.07, rng.random() < 0.15
+
+
+def _draw_prefill(rng: random.Random, runtime: FakeRuntime) -> Any:
+    endpoints = tuple(sorted(rng.sample(range(1, runtime.sizes.max_tokens), 5)))
+    lengths = [len(running.transcript) for running in runtime.running]
+    if rng.random() < 0.5:
+        endpoints = tuple(sorted({*endpoints, rng.choice(lengths)}))
+    return endpoints, rng.random() < 0.9, rng.random() < 0.9
+
+
+def _draw_decode(rng: random.Random, runtime: FakeRuntime) -> Any:
+    batch = len(runtime.running)
+    completed = tuple(slot for slot in range(batch) if rng.random() < 0.3)
+    accepted = tuple(rng.randint(1, 3) for _ in range(batch))
+    return completed, accepted, tuple(rng.choice((0, 0, 1, 2)) for _ in range(batch)), rng.random() < 0.95
+
+
+def _draw_fault(rng: random.Random, runtime: FakeRuntime) -> Any:
+    del runtime
+    pattern = rng.choice(("*", "*", "*.synchronize", "*.upload_rows*", "*capture*", "*restore*", "compact_batch.*"))
+    mode = rng.choice(tuple(FaultMode)).value
+    return pattern, mode, rng.randint(1, 5), rng.random() < 0.1, rng.random() < 0.3
+
+
+_ARGUMENTS: dict[str, Callable[[random.Random, FakeRuntime], Any]] = {
+    "begin": _draw_begin,
+    "prefill": _draw_prefill,
+    "decode": _draw_decode,
+    "compact": lambda rng, runtime: (
+        tuple(slot for slot in range(len(runtime.running)) if rng.random() < 0.6),
+        rng.random() < 0.9,
+    ),
+    "explain": _draw_prompt,
+    "misuse": lambda rng, _: rng.randrange(5),
+    "fault": _draw_fault,
+}
