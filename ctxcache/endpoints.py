@@ -42,7 +42,7 @@ from ctxcache.core import (
 )
 from ctxcache.eviction import enforce_record_limit
 from ctxcache.index import find, find_deepest, insert, link, note_newest, remove, write_path
-from ctxcache.jit import njit_in_place
+from ctxcache.jit import njit_in_place, njit_part
 from ctxcache.pairs import attach_pairs
 from ctxcache.pools import copy_pages, hold
 from ctxcache.records import new_record, refresh, touch
@@ -144,7 +144,7 @@ def _publish(
     return MADE, made
 
 
-@njit_in_place
+@njit_part
 def _is_own_prefix(key: Words, keys: Words, known: Int32s) -> bool:
     """Whether the known blocks of the lease have the keys that they had: a leased page's key outlives its record."""
     for i in range(known.size):  # noqa: SIM110 - compiled code has no generators
@@ -153,7 +153,7 @@ def _is_own_prefix(key: Words, keys: Words, known: Int32s) -> bool:
     return True
 
 
-@njit_in_place
+@njit_part
 def _note_keys(core: Core, arena: Arena, keys: Words, row: int, blocks: int) -> None:
     """Settle the identity of blocks just published: also pages that are no canonical ones remember their keys."""
     for i in range(arena.lease[KNOWN, row], blocks):
@@ -164,7 +164,7 @@ def _note_keys(core: Core, arena: Arena, keys: Words, row: int, blocks: int) -> 
     arena.lease[KNOWN, row] = max(arena.lease[KNOWN, row], blocks)
 
 
-@njit_in_place
+@njit_part
 def _note_straddling(core: Core, arena: Arena, row: int, path: Int32s, draft_blocks: int) -> None:
     """Note that a lease has published behind pages of others: those may be freed while its own, further on, are leased."""
     if arena.lease[STRADDLES, row] == 1:
@@ -181,12 +181,12 @@ def _note_straddling(core: Core, arena: Arena, row: int, path: Int32s, draft_blo
         core.state[NUM_STRADDLING] += 1
 
 
-@njit_in_place
+@njit_part
 def _slot_is_taken(core: Core, slot: int) -> bool:
     return bool(core.resource[CACHED, core.state[OFFSET + RECURRENT] + slot] > 0)
 
 
-@njit_in_place
+@njit_part
 def _index_blocks(core: Core, keys: Words, pages: Int32s) -> int:
     """Enter pages in the index under their keys; all, or none and a refusal."""
     key, slot, resource = core.key, core.slot, core.resource
@@ -207,7 +207,7 @@ def _index_blocks(core: Core, keys: Words, pages: Int32s) -> int:
     return refusal
 
 
-@njit_in_place
+@njit_part
 def _enter_blocks(core: Core, pages: Int32s, parent: int) -> None:
     """Hang indexed pages into the tree, one behind the other, below `parent`. Leases hold them, so none is idle."""
     state, node, resource = core.state, core.node, core.resource
@@ -223,7 +223,7 @@ def _enter_blocks(core: Core, pages: Int32s, parent: int) -> None:
         refresh(core, BASE, resource[OWNER, parent])
 
 
-@njit_in_place
+@njit_part
 def _fill_record(
     core: Core, arena: Arena, made: int, exact: Words, row: int, blocks: int, draft_blocks: int, length: int
 ) -> None:

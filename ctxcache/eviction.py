@@ -47,7 +47,7 @@ from ctxcache.core import (
     Int64s,
 )
 from ctxcache.index import forget_newest, note_ghost, remove, unlink
-from ctxcache.jit import njit_in_place
+from ctxcache.jit import njit_in_place, njit_part
 from ctxcache.pairs import detach_pairs, last_paired_block
 from ctxcache.pools import let_go, reclaim_if_idle
 from ctxcache.records import drop_record, entry_of, leave_endpoint, leave_queue, oldest_ripe, record_of, refresh
@@ -80,7 +80,7 @@ def evict_record(core: Core, gone: int) -> None:
         refresh(core, BASE, resource[OWNER, block])
 
 
-@njit_in_place
+@njit_part
 def _drop_checkpoint(core: Core, gone: int) -> None:
     note_ghost(core.ghost, core.exact_key[gone, 1])
     remove(core.exact_key, core.exact_slot, gone)
@@ -93,7 +93,7 @@ def _drop_checkpoint(core: Core, gone: int) -> None:
             let_go(core, kind, slot)
 
 
-@njit_in_place
+@njit_part
 def is_feasible(state: Int64s, need: tuple[int, int, int, int]) -> bool:
     """Whether so many of each kind could be free at once."""
     for kind in range(NUM_RESOURCE_KINDS):  # noqa: SIM110 - compiled code has no generators
@@ -123,7 +123,7 @@ def make_room(core: Core, arena: Arena, need: tuple[int, int, int, int]) -> None
         evict_record(core, record_of(oldest) if oldest >= 0 else _oldest_in_the_way(core, need))
 
 
-@njit_in_place
+@njit_part
 def _older_behind_a_lease(core: Core, arena: Arena, need: tuple[int, int, int, int], oldest: int) -> int:
     """Return the heap entry of a record older than `oldest` whose last page is leased, but that frees a page before it.
 
@@ -144,7 +144,7 @@ def _older_behind_a_lease(core: Core, arena: Arena, need: tuple[int, int, int, i
     return oldest
 
 
-@njit_in_place
+@njit_part
 def _older_of(record: Int32s, oldest: int, other: int) -> int:
     if other < 0:
         return oldest
@@ -152,7 +152,7 @@ def _older_of(record: Int32s, oldest: int, other: int) -> int:
     return entry if oldest < 0 or entry < oldest else oldest
 
 
-@njit_in_place
+@njit_part
 def _record_behind_base_pages(core: Core, pages: Int32s) -> int:
     """Return the record that ends at the deepest indexed one of a lease's pages and frees a page before it, or -1."""
     node, resource = core.node, core.resource
@@ -175,7 +175,7 @@ def _record_behind_base_pages(core: Core, pages: Int32s) -> int:
     return int(record)
 
 
-@njit_in_place
+@njit_part
 def _record_behind_draft_page(core: Core, page: int) -> int:
     """Return the record whose draft path ends with a leased page and that frees a draft page before it, or -1."""
     node, resource, offset = core.node, core.resource, core.state[OFFSET + DRAFT]
@@ -191,7 +191,7 @@ def _record_behind_draft_page(core: Core, page: int) -> int:
     return -1
 
 
-@njit_in_place
+@njit_part
 def _oldest_in_the_way(core: Core, need: tuple[int, int, int, int]) -> int:
     """Return the least recently used record that holds an unleased page of a lacking kind together with others."""
     record = core.state[OLDEST_RECORD]
@@ -215,7 +215,7 @@ def _oldest_in_the_way(core: Core, need: tuple[int, int, int, int]) -> int:
     return int(record)
 
 
-@njit_in_place
+@njit_part
 def enforce_record_limit(core: Core) -> None:
     """Evict the least recently used records beyond the limit, whoever leases their pages."""
     while core.state[NUM_RECORDS] > core.state[MAX_RECORDS]:

@@ -28,7 +28,7 @@ from ctxcache.core import (
     Int64s,
     Words,
 )
-from ctxcache.jit import njit_in_place
+from ctxcache.jit import njit_in_place, njit_part
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _HALF = np.uint64(32)
@@ -143,7 +143,7 @@ def find_deepest(key: Words, slot: Int32s, keys: Words, num_blocks: int) -> tupl
     return matched, deepest
 
 
-@njit_in_place
+@njit_part
 def write_path(node: Int32s, deepest: int, path: Int32s) -> bool:
     """Fill `path` with the blocks that end at `deepest`; `False` when that block is not so deep as `path` is long."""
     at = deepest
@@ -186,13 +186,13 @@ def unlink(state: Int64s, node: Int32s, child: int) -> None:
         node[FIRST_CHILD, node[PARENT, child]] = after
 
 
-@njit_in_place
+@njit_part
 def note_ghost(ghost: Words, low: np.uint64) -> None:
     """Remember that a key with this low word was here lately."""
     ghost[low & _GHOST_MASK] = low
 
 
-@njit_in_place
+@njit_part
 def note_newest(node: Int32s, block: int, made: int) -> None:
     """Make `made` the newest record of `block` and of all its ancestors: it has just been made there."""
     while block >= 0:
@@ -200,7 +200,7 @@ def note_newest(node: Int32s, block: int, made: int) -> None:
         block = node[PARENT, block]
 
 
-@njit_in_place
+@njit_part
 def forget_newest(node: Int32s, block: int, gone: int) -> None:
     """Let no block name a record that goes and ends at `block`. Where it is the newest, it is so all the way down."""
     while block >= 0 and node[NEWEST, block] == gone:
@@ -208,7 +208,7 @@ def forget_newest(node: Int32s, block: int, gone: int) -> None:
         block = node[PARENT, block]
 
 
-@njit_in_place
+@njit_part
 def newest_through(core: Core, block: int) -> int:
     """Return the record made last of those whose path holds `block`.
 
@@ -240,7 +240,7 @@ def newest_through(core: Core, block: int) -> int:
             child = node[NEXT_SIBLING, child]
 
 
-@njit_in_place
+@njit_part
 def _newest_ending_at(core: Core, block: int) -> int:
     best = core.resource[OWNER, block]
     if core.state[EXTENDED_RECORDS] and best >= 0:

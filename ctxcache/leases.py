@@ -51,7 +51,7 @@ from ctxcache.core import (
 )
 from ctxcache.eviction import is_feasible, make_room
 from ctxcache.index import newest_through
-from ctxcache.jit import njit_in_place
+from ctxcache.jit import njit_in_place, njit_part
 from ctxcache.pairs import count_paired, newest_paired_through
 from ctxcache.pools import copy_pages, pin, take, unpin
 from ctxcache.records import touch
@@ -113,7 +113,7 @@ def acquire_lease(
     return row
 
 
-@njit_in_place
+@njit_part
 def _still_matches(core: Core, matched: Int32s, last_key: Words, drafts: Int32s, paired_depth: int) -> bool:
     if matched.size == 0:
         return True
@@ -136,7 +136,7 @@ def _still_matches(core: Core, matched: Int32s, last_key: Words, drafts: Int32s,
     return True
 
 
-@njit_in_place
+@njit_part
 def _fits(core: Core, kind: int, shared: Int32s, demand: int) -> bool:
     """Whether a demand is feasible once the shared pages cannot be evicted."""
     spare = core.state[FREE + kind] + core.state[IDLE + kind] - demand
@@ -149,7 +149,7 @@ def _fits(core: Core, kind: int, shared: Int32s, demand: int) -> bool:
     return bool(spare >= 0)
 
 
-@njit_in_place
+@njit_part
 def _record_that_was_hit(core: Core, matched: Int32s, paired_depth: int) -> int:
     if paired_depth > 0:
         last = matched[paired_depth - 1]
@@ -163,7 +163,7 @@ def _record_that_was_hit(core: Core, matched: Int32s, paired_depth: int) -> int:
     return newest_through(core, last)
 
 
-@njit_in_place
+@njit_part
 def _open_row(state: Int64s, lease: Int32s) -> int:
     row = state[FREE_LEASE]
     if row >= 0:
@@ -307,7 +307,7 @@ def grow_all(
     return True
 
 
-@njit_in_place
+@njit_part
 def _grow_kind(
     state: Int64s,
     resource: Int32s,

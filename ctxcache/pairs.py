@@ -30,12 +30,12 @@ from ctxcache.core import (
     Core,
     Int32s,
 )
-from ctxcache.jit import njit_in_place
+from ctxcache.jit import njit_in_place, njit_part
 from ctxcache.pools import hold, let_go
 from ctxcache.records import join_draft_page, leave_draft_page
 
 
-@njit_in_place
+@njit_part
 def count_paired(node: Int32s, path: Int32s) -> int:
     """Return how many leading blocks of a base path are paired by one record."""
     if path.size == 0:
@@ -52,7 +52,7 @@ def count_paired(node: Int32s, path: Int32s) -> int:
     return paired + 1
 
 
-@njit_in_place
+@njit_part
 def last_paired_block(node: Int32s, record: Int32s, which: int) -> int:
     """Return the block where the record's draft path ends, which must not be empty."""
     block = record[ENDPOINT, which]
@@ -61,7 +61,7 @@ def last_paired_block(node: Int32s, record: Int32s, which: int) -> int:
     return int(block)
 
 
-@njit_in_place
+@njit_part
 def attach_pairs(core: Core, record: int, pages: Int32s) -> None:
     """Give a record, or lengthen, its draft path: `pages[i]` is the publisher's draft page of block i."""
     old_end, old_page = -1, -1
@@ -89,7 +89,7 @@ def attach_pairs(core: Core, record: int, pages: Int32s) -> None:
         core.state[RECLAIMED + DRAFT] = reclaimed  # only what an eviction returns counts
 
 
-@njit_in_place
+@njit_part
 def detach_pairs(core: Core, record: int) -> None:
     """Let go of a record's draft path, last page first, as far as no other record needs it."""
     block = last_paired_block(core.node, core.record, record)
@@ -118,7 +118,7 @@ def write_draft_path(core: Core, record: int, path: Int32s) -> None:
         block = core.node[PARENT, block]
 
 
-@njit_in_place
+@njit_part
 def newest_paired_through(core: Core, block: int, depth: int) -> int:
     """Return the record made last of those that pair `block`, the last of `depth` blocks. There must be one.
 
@@ -148,7 +148,7 @@ def newest_paired_through(core: Core, block: int, depth: int) -> int:
     return int(best)
 
 
-@njit_in_place
+@njit_part
 def _newest_pairing_ending_at(core: Core, block: int, depth: int, best: int) -> int:
     record = core.resource[OWNER, block]
     while record >= 0:

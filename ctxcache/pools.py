@@ -20,7 +20,7 @@ from ctxcache.core import (
     Int32s,
     Int64s,
 )
-from ctxcache.jit import njit_in_place
+from ctxcache.jit import njit_in_place, njit_part
 from ctxcache.records import refresh
 
 
@@ -51,7 +51,7 @@ def pin(core: Core, kind: int, held: Int32s) -> None:
     core.state[IDLE + kind] -= woken
 
 
-@njit_in_place
+@njit_part
 def unpin(core: Core, kind: int, held: Int32s) -> None:
     """End a lease's hold on each of these, the last one first. What nobody holds then is free."""
     resource, offset = core.resource, core.state[OFFSET + kind]
@@ -72,7 +72,7 @@ def unpin(core: Core, kind: int, held: Int32s) -> None:
     core.state[IDLE + kind] += idle
 
 
-@njit_in_place
+@njit_part
 def hold(core: Core, kind: int, held: int) -> None:
     """Add a hold of the cache to a leased resource."""
     at = core.state[OFFSET + kind] + held
@@ -93,7 +93,7 @@ def let_go(core: Core, kind: int, held: int) -> None:
         refresh(core, kind, core.resource[OWNER, at])
 
 
-@njit_in_place
+@njit_part
 def reclaim_if_idle(state: Int64s, resource: Int32s, kind: int, held: int) -> None:
     """Return a resource that the cache has just let go of to its pool, unless a lease holds it."""
     offset = state[OFFSET + kind]
@@ -104,7 +104,7 @@ def reclaim_if_idle(state: Int64s, resource: Int32s, kind: int, held: int) -> No
         state[FREE + kind] += 1
 
 
-@njit_in_place
+@njit_part
 def copy_pages(source: Int32s, target: Int32s) -> None:
     """Copy page ids into the beginning of `target`; assigning to a slice would allocate, in case the two overlap."""
     for i in range(source.size):

@@ -39,13 +39,13 @@ from ctxcache.core import (
     Int32s,
     Int64s,
 )
-from ctxcache.jit import njit_in_place
+from ctxcache.jit import njit_in_place, njit_part
 
 _CLOCK_LIMIT = 2**31 - 1
 _RECORD_MASK = 2**32 - 1
 
 
-@njit_in_place
+@njit_part
 def new_record(core: Core, endpoint: int) -> int:
     """Make a record, the most recently used, that ends at `endpoint` (-1: before the first full block)."""
     state = core.state
@@ -61,7 +61,7 @@ def new_record(core: Core, endpoint: int) -> int:
     return int(made)
 
 
-@njit_in_place
+@njit_part
 def drop_record(state: Int64s, record: Int32s, serial: Int64s, gone: int) -> None:
     """Take a record out of the LRU order and give its place back. It must have left its endpoint and heaps before."""
     _unlink(state, record, gone)
@@ -85,7 +85,7 @@ def touch(core: Core, used: int) -> None:
             _sink(core.queue[kind], core.record[PLACE + kind], place, core.state[QUEUE_SIZE + kind])
 
 
-@njit_in_place
+@njit_part
 def _join_endpoint(core: Core, made: int, endpoint: int) -> None:
     """Enter a record in the list of those that end at a block, or before the first one."""
     first = core.resource[OWNER, endpoint] if endpoint >= 0 else core.state[ROOT_RECORD]
@@ -105,7 +105,7 @@ def _join_endpoint(core: Core, made: int, endpoint: int) -> None:
             refresh(core, BASE, core.record[NEXT_AT_ENDPOINT, made])
 
 
-@njit_in_place
+@njit_part
 def leave_endpoint(state: Int64s, resource: Int32s, record: Int32s, gone: int) -> None:
     """Take a record out of that list."""
     after = -1
@@ -124,7 +124,7 @@ def leave_endpoint(state: Int64s, resource: Int32s, record: Int32s, gone: int) -
         state[ROOT_RECORD] = after
 
 
-@njit_in_place
+@njit_part
 def join_draft_page(state: Int64s, resource: Int32s, record: Int32s, made: int, page: int) -> None:
     """Enter a record in the list of those whose draft path ends with this page. Its cache hold is the caller's to take."""
     at = state[OFFSET + DRAFT] + page
@@ -137,7 +137,7 @@ def join_draft_page(state: Int64s, resource: Int32s, record: Int32s, made: int, 
     resource[OWNER, at] = made
 
 
-@njit_in_place
+@njit_part
 def leave_draft_page(state: Int64s, resource: Int32s, record: Int32s, gone: int) -> None:
     """Take a record out of that list."""
     after = record[NEXT_AT_DRAFT, gone]
@@ -171,7 +171,7 @@ def is_ripe(core: Core, kind: int, record: int) -> bool:
     return bool(core.resource[ACTIVE, at] == 0 and core.resource[CACHED, at] == 1)
 
 
-@njit_in_place
+@njit_part
 def refresh(core: Core, kind: int, record: int) -> None:
     """Enter a record in the heap of its kind, or take it out, as it is ripe or not now."""
     queued = core.record[PLACE + kind, record] >= 0
@@ -198,7 +198,7 @@ def record_of(entry: int) -> int:
     return entry & _RECORD_MASK
 
 
-@njit_in_place
+@njit_part
 def leave_queue(state: Int64s, queue: Int64s, record: Int32s, kind: int, gone: int) -> None:
     """Take a record out of the heap of a kind, if it is there."""
     places, heap = record[PLACE + kind], queue[kind]
@@ -217,13 +217,13 @@ def leave_queue(state: Int64s, queue: Int64s, record: Int32s, kind: int, gone: i
         _sink(heap, places, place, size)
 
 
-@njit_in_place
+@njit_part
 def entry_of(record: Int32s, entered: int) -> int:
     """Return the heap entry of a record: an older use compares as smaller."""
     return (int(record[USED, entered]) << 32) | entered
 
 
-@njit_in_place
+@njit_part
 def _rise(heap: Int64s, places: Int32s, place: int) -> None:
     entry = heap[place]
     while place > 0:
@@ -237,7 +237,7 @@ def _rise(heap: Int64s, places: Int32s, place: int) -> None:
     places[entry & _RECORD_MASK] = place
 
 
-@njit_in_place
+@njit_part
 def _sink(heap: Int64s, places: Int32s, place: int, size: int) -> None:
     entry = heap[place]
     while True:
@@ -257,7 +257,7 @@ def _sink(heap: Int64s, places: Int32s, place: int, size: int) -> None:
     places[entry & _RECORD_MASK] = place
 
 
-@njit_in_place
+@njit_part
 def _link_newest(state: Int64s, record: Int32s, used: int) -> None:
     last = state[NEWEST_RECORD]
     record[OLDER, used] = last
@@ -271,7 +271,7 @@ def _link_newest(state: Int64s, record: Int32s, used: int) -> None:
     record[USED, used] = state[CLOCK]
 
 
-@njit_in_place
+@njit_part
 def _unlink(state: Int64s, record: Int32s, gone: int) -> None:
     older, newer = record[OLDER, gone], record[NEWER, gone]
     if older >= 0:
@@ -284,7 +284,7 @@ def _unlink(state: Int64s, record: Int32s, gone: int) -> None:
         state[NEWEST_RECORD] = older
 
 
-@njit_in_place
+@njit_part
 def _renumber_when_due(core: Core) -> None:
     """Count uses from 1 again before the clock overflows its 31 bits: once in two thousand million uses."""
     if core.state[CLOCK] < _CLOCK_LIMIT:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.jit import njit
+from ctxcache.jit import njit, njit_part
 from ctxcache.lanes import NUM_LANES, broadcast, load, load_strided, rotate_left, store
 
 Words: TypeAlias = NDArray[np.uint64]
@@ -138,7 +138,7 @@ def hash_tail(
     key[0], key[1] = _finish(v0, v1, v2, v3, _length_word(_TAIL_MESSAGE_BYTES))
 
 
-@njit
+@njit_part
 def _digest_blocks(
     tokens: NDArray[np.int32],
     media: Words,
@@ -159,7 +159,7 @@ def _digest_blocks(
             _digest_media_block(tokens, media, first, tokens_per_block, media_initial, digests[:, lane])
 
 
-@njit
+@njit_part
 def _digest_text_blocks(
     tokens: NDArray[np.int32],
     start: int,
@@ -187,7 +187,7 @@ def _digest_text_blocks(
     store(np.uint64(digests.ctypes.data) + np.uint64(NUM_LANES * _WORD_BYTES), high)
 
 
-@njit
+@njit_part
 def _digest_media_block(
     tokens: NDArray[np.int32],
     media: Words,
@@ -207,7 +207,7 @@ def _digest_media_block(
     digest[0], digest[1] = _finish(v0, v1, v2, v3, _length_word(num_tokens * _POSITION_BYTES))
 
 
-@njit
+@njit_part
 def _chain_digests(running: Words, digests: Words, first_block: int, num_blocks: int, prefixes: Words) -> None:
     """Absorb the digests in order; keep the state after each, and its prefix's last word, in `prefixes[5, lane]`."""
     v0, v1, v2, v3 = _words(running)
@@ -219,7 +219,7 @@ def _chain_digests(running: Words, digests: Words, first_block: int, num_blocks:
     running[0], running[1], running[2], running[3] = v0, v1, v2, v3
 
 
-@njit
+@njit_part
 def _finish_prefixes(prefixes: Words, keys: Words) -> None:
     address, row = np.uint64(prefixes.ctypes.data), np.uint64(NUM_LANES * _WORD_BYTES)
     low, high = _finish(
@@ -233,7 +233,7 @@ def _finish_prefixes(prefixes: Words, keys: Words) -> None:
     store(np.uint64(keys.ctypes.data) + row, high)
 
 
-@njit
+@njit_part
 def _round(v0: Word, v1: Word, v2: Word, v3: Word) -> State:
     v0 = v0 + v1
     v2 = v2 + v3
@@ -248,7 +248,7 @@ def _round(v0: Word, v1: Word, v2: Word, v3: Word) -> State:
     return v0, v1, v2, v3
 
 
-@njit
+@njit_part
 def _absorb(v0: Word, v1: Word, v2: Word, v3: Word, word: Word) -> State:
     v3 = v3 ^ word
     v0, v1, v2, v3 = _round(v0, v1, v2, v3)
@@ -256,7 +256,7 @@ def _absorb(v0: Word, v1: Word, v2: Word, v3: Word, word: Word) -> State:
     return v0 ^ word, v1, v2, v3
 
 
-@njit
+@njit_part
 def _finish(v0: Word, v1: Word, v2: Word, v3: Word, last_word: Word) -> tuple[Word, Word]:
     v0, v1, v2, v3 = _absorb(v0, v1, v2, v3, last_word)
     v2 = v2 ^ _WIDE_OUTPUT
@@ -274,12 +274,12 @@ def _words(state: Words) -> State:
     return state[0], state[1], state[2], state[3]
 
 
-@njit
+@njit_part
 def _length_word(num_bytes: int) -> Word:
     return (np.uint64(num_bytes) & _LENGTH_MASK) << _LENGTH_SHIFT
 
 
-@njit
+@njit_part
 def _little_endian_word(data: NDArray[np.uint8]) -> Word:
     word = np.uint64(0)
     for index in range(data.size):
