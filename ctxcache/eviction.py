@@ -83,6 +83,8 @@ def evict_record(core: Core, gone: int) -> None:
 @njit_part
 def _drop_checkpoint(core: Core, gone: int) -> None:
     note_ghost(core.ghost, core.exact_key[gone, 1])
+    if core.node.shape[1] == 0:  # no block is indexed, so none is noted: the last full block stands for the way there
+        note_ghost(core.ghost, core.exact_key[gone, 3])
     remove(core.exact_key, core.exact_slot, gone)
     for kind in (RECURRENT, PARTIAL):
         row = RECURRENT_SLOT if kind == RECURRENT else PARTIAL_SLOT

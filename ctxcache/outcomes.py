@@ -342,7 +342,8 @@ class MatchResult:
             Attention modes otherwise: `EVICTED` when the first block that did not match was evicted lately; `NO_MATCH`
             when it is the first block; else `DIVERGED`.
             Checkpoint modes: `NONE` when a checkpoint of n - 1 tokens is reused. Else, without a reusable checkpoint
-            `EVICTED` when one of the given exact keys, or the first unmatched block, was evicted lately;
+            `EVICTED` when one of the given exact keys, or the first unmatched block (without pages: a checkpoint
+            whose last full block is one of the input's), was evicted lately;
             `WRONG_CHECKPOINT_LENGTH` when a given key's checkpoint is there but has at least n tokens;
             `NO_CHECKPOINT` when blocks matched; `NO_MATCH`. With one: `PARTIAL_BLOCK` when all full blocks matched,
             else `DIVERGED`.

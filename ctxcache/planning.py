@@ -282,7 +282,9 @@ def _checkpoint_reason(core: Core, request: PlanRequest, plan: ReusePlan, indexe
 
 
 def _first_unmatched_was_evicted(core: Core, request: PlanRequest, indexed: int) -> bool:
-    if not request.has_pages or indexed >= request.num_full_blocks:
+    if not request.has_pages:
+        return any(_was_evicted(core, int(low)) for low in request.keys[: request.num_full_blocks, 1])
+    if indexed >= request.num_full_blocks:
         return False
     return _was_evicted(core, int(request.keys[indexed, 1]))
 

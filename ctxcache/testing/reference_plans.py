@@ -204,7 +204,10 @@ def miss_reason(
     if plan.bypass:
         return MissReason.BYPASS
     indexed = matched_prefix(state, keys) if rules.attention else 0
-    evicted = rules.attention and indexed < len(keys) and keys[indexed] in state.gone
+    if rules.attention:
+        evicted = indexed < len(keys) and keys[indexed] in state.gone
+    else:
+        evicted = any(key in state.gone for key in keys)
     if not state.records and not evicted:
         return MissReason.EMPTY_CACHE
     if rules.checkpoints:

@@ -161,6 +161,8 @@ class ReferenceState:
         self.records.remove(record)
         if record.checkpoint is not None:
             self.gone.add(record.checkpoint.exact_prefix_digest)
+            if not self.pools[BASE].capacity:
+                self.gone.update(record.whole_keys[-1:])
         self.evicted_records += 1
         reached = {key for other in self.records for key in other.keys}
         for key in record.keys:
