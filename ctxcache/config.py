@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from ctxcache.errors import DeploymentError
 from ctxcache.ids import ContextCacheDeploymentKind, ContextCacheExecutionMode, LayerType, SpecDecodeMode
@@ -86,8 +88,8 @@ class EngineConfig:
     hidden_dtype: str = "float16"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", tuple(self.layers))
-        object.__setattr__(self, "attention", tuple(self.attention))
+        for name in ("layers", "attention"):
+            object.__setattr__(self, name, _as_tuple(f"EngineConfig.{name}", getattr(self, name)))
         self._check_layers()
         _check_dtype("EngineConfig.kv_dtype", self.kv_dtype)
         _check_dtype("EngineConfig.hidden_dtype", self.hidden_dtype)
@@ -104,6 +106,9 @@ class EngineConfig:
         strangers = [layer for layer in self.layers if not isinstance(layer, LayerType)]
         if strangers:
             raise DeploymentError(f"EngineConfig.layers holds {strangers[0]!r}; use LayerType members")
+        for layer in self.attention:
+            _check_type("EngineConfig.attention", layer, AttentionLayerConfig)
+        _check_type("EngineConfig.recurrent", self.recurrent, RecurrentStateConfig, optional=True)
         if len(self.attention) != self.num_attention_layers:
             raise DeploymentError(
                 f"EngineConfig.attention has {len(self.attention)} entries for {self.num_attention_layers} attention "
@@ -162,6 +167,11 @@ class DeploymentConfig:
     draft: EngineConfig | None = None
     spec: SpecDecodeConfig | None = None
 
+    def __post_init__(self) -> None:
+        _check_type("DeploymentConfig.base", self.base, EngineConfig)
+        _check_type("DeploymentConfig.draft", self.draft, EngineConfig, optional=True)
+        _check_type("DeploymentConfig.spec", self.spec, SpecDecodeConfig, optional=True)
+
     @property
     def spec_mode(self) -> SpecDecodeMode:
         """The speculative scheme; `NONE` also when there is no `spec`."""
@@ -192,11 +202,16 @@ class ContextCacheConfig:
     def __post_init__(self) -> None:
         for name in ("max_records", "recurrent_snapshot_pool_bytes", "partial_kv_snapshot_pool_bytes"):
             _check_at_least(f"ContextCacheConfig.{name}", getattr(self, name), 0)
+        for name in ("enabled", "page_sanitizer"):
+            _check_type(f"ContextCacheConfig.{name}", getattr(self, name), bool)
+        _check_type("ContextCacheConfig.hash_key", self.hash_key, (bytes, bytearray), optional=True)
         if self.hash_key is not None and len(self.hash_key) != HASH_KEY_BYTES:
             raise DeploymentError(
                 f"ContextCacheConfig.hash_key has {len(self.hash_key)} bytes; give {HASH_KEY_BYTES}, "
                 "or None for the process's own key"
             )
+        if self.hash_key is not None:  # a bytearray stays its maker's, to overwrite
+            object.__setattr__(self, "hash_key", bytes(self.hash_key))
 
 
 EXECUTION_MODES: dict[ContextCacheDeploymentKind, tuple[ContextCacheExecutionMode, ...]] = {
@@ -216,6 +231,7 @@ def validate_context_cache_deployment(deployment: DeploymentConfig) -> ContextCa
     Raises:
         DeploymentError: the engines and the scheme do not make one of the six kinds; the message names both sides.
     """
+    _check_type("the deployment", deployment, DeploymentConfig)
     base, draft, mode = deployment.base, deployment.draft, deployment.spec_mode
     if mode is SpecDecodeMode.NONE:
         if draft is not None:
@@ -273,6 +289,20 @@ def _check_at_least(name: str, value: int, least: int) -> None:
         raise DeploymentError(f"{name} is {value!r}; it must be an integer of at least {least}")
 
 
+def _as_tuple(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
+    try:
+        return tuple(values)
+    except TypeError:
+        raise DeploymentError(f"{name} is {values!r}; give a tuple with one entry a layer") from None
+
+
+def _check_type(name: str, value: Any, kind: type | tuple[type, ...], *, optional: bool = False) -> None:
+    if isinstance(value, kind) or (optional and value is None):
+        return
+    wanted = kind if isinstance(kind, type) else kind[0]
+    raise DeploymentError(f"{name} is {value!r}; give a {wanted.__name__}{' or None' if optional else ''}")
+
+
 def _check_dtype(name: str, dtype: str) -> None:
-    if dtype not in DTYPE_BYTES:
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise DeploymentError(f"{name} is {dtype!r}; choose one of {', '.join(DTYPE_BYTES)}")
