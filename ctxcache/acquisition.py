@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ctxcache.admission import ContextCacheBatchAdmission, DecodingKvHeadroom
 from ctxcache.batch import AcquiredSequence
@@ -23,12 +23,15 @@ from ctxcache.modes import STEP_RULES, runs_cold
 from ctxcache.outcomes import AcquireResult, HybridCheckpointKey, MatchResult, ReusePlan
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Acquisition:
-    """What a batch got: one acquired sequence a slot, and how many of them only fitted cold."""
+    """What a batch has got so far: one acquired sequence a slot, and how many of them only fitted cold.
 
-    sequences: list[AcquiredSequence]
-    forced_cold: int
+    The caller makes it, so that what is held is known to somebody at every moment, whatever interrupts.
+    """
+
+    sequences: list[AcquiredSequence] = field(default_factory=list)
+    forced_cold: int = 0
 
 
 class Acquirer:
@@ -49,31 +52,35 @@ class Acquirer:
 
     def acquire(
         self,
+        acquisition: Acquisition,
         admission: ContextCacheBatchAdmission,
         intakes: list[SequenceIntake],
         headroom: DecodingKvHeadroom,
         lookup_policy: ContextCacheLookupPolicy,
-    ) -> Acquisition | None:
-        """Acquire every sequence in order; `None` when one does not fit, and then none is held."""
+    ) -> bool:
+        """Acquire every sequence in order; `False` when one does not fit, and then none is held.
+
+        What raises leaves `acquisition` with what is held, for `release`.
+        """
         started = time.perf_counter_ns()
-        acquired: list[AcquiredSequence] = []
-        forced_cold = 0
-        complete = False
         try:
             for intake in intakes:
                 keys, plan = self.plan(admission, intake, headroom, lookup_policy)
                 result, was_forced = self._acquire_one(admission, intake, keys, plan, headroom)
                 if result.lease is None:
-                    return None
-                acquired.append(AcquiredSequence(intake, keys, result.plan, result.lease))
-                forced_cold += was_forced
-            complete = True
+                    self.release(acquisition)
+                    return False
+                acquisition.sequences.append(AcquiredSequence(intake, keys, result.plan, result.lease))
+                acquisition.forced_cold += was_forced
         finally:
-            if not complete:
-                for sequence in reversed(acquired):
-                    self._manager.release(sequence.lease)
             self._counters.planning_nanoseconds += time.perf_counter_ns() - started
-        return Acquisition(acquired, forced_cold)
+        return True
+
+    def release(self, acquisition: Acquisition) -> None:
+        """Give back what a batch got and what no request took over."""
+        for sequence in reversed(acquisition.sequences):
+            if not sequence.lease.released:
+                self._manager.release(sequence.lease)
 
     def plan(
         self,

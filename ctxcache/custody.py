@@ -53,7 +53,9 @@ class Custody:
             ContractError: the operation was called from inside another one of the same thread.
         """
         thread = threading.get_ident()
-        if self._thread == thread:
+        if (
+            self._thread == thread and self._lock.locked()
+        ):  # an interrupt may have left a note of an operation that ended
             raise ContractError(
                 f"{operation} was called from inside a hook, synchroniser or callback of the same coordinator; "
                 "call it after the running operation has returned"
