@@ -62,7 +62,8 @@ class Batch:
         frozen: prefill boundary that awaits the first verification, `NOT_FROZEN` where none does.
         published_blocks: full blocks that this sequence itself has published.
         published_exact: longest exact length that this sequence itself has published.
-        capacity: tokens that the prepared working set covers.
+        capacity: tokens that the base pages of the prepared working set cover.
+        draft_capacity: the same of its draft pages; `capacity` where the mode has none.
         keys: one growing run of block keys a slot.
         extras: identity of each slot's blocks.
         media: `None`, or `uint64[w, 2]` digests, zero beyond the prompt.
@@ -74,6 +75,7 @@ class Batch:
         "commit_policy",
         "committed",
         "common",
+        "draft_capacity",
         "execution_mode",
         "extras",
         "frozen",
@@ -117,8 +119,12 @@ class Batch:
         self.frozen: Int32s = np.full(size, NOT_FROZEN, np.int32)
         self.published_blocks: Int32s = np.zeros(size, np.int32)
         self.published_exact: Int32s = np.zeros(size, np.int32)
-        working_set = self.num_tokens + headroom.base_extra_tokens
-        self.capacity: Int32s = (-(-working_set // tokens_per_page) * tokens_per_page).astype(np.int32)
+        self.capacity: Int32s = _covered(self.num_tokens, headroom.base_extra_tokens, tokens_per_page)
+        self.draft_capacity: Int32s = (
+            _covered(self.num_tokens, headroom.draft_extra_tokens, tokens_per_page)
+            if self.rules.paired
+            else self.capacity.copy()
+        )
         self.keys: list[SequenceKeys] = [sequence.keys for sequence in sequences]
         self.extras: list[BlockKeyExtras] = [sequence.intake.extras for sequence in sequences]
         self.media: list[NDArray[np.uint64] | None] = []
@@ -200,12 +206,20 @@ class Batch:
             )
 
     def check_common(self, common: Int32s | None, committed: Int32s) -> None:
-        """Refuse common lengths that shrink or pass the committed ones."""
-        slot = -1 if common is None else _check_common(common, self.common, committed)
-        if common is not None and slot >= 0:
+        """Refuse common lengths that shrink, pass the committed ones, or reach beyond the prepared draft pages."""
+        if common is None:
+            return
+        slot = _check_common(common, self.common, committed)
+        if slot >= 0:
             raise ContractError(
                 f"common_state_lengths[{slot}] is {common[slot]}; it must lie in "
                 f"[{self.common[slot]}, {committed[slot]}]: not below its last value, not beyond the committed length"
+            )
+        slot = _check_capacity(common, self.draft_capacity)
+        if slot >= 0:
+            raise ContractError(
+                f"common_state_lengths[{slot}] is {common[slot]}, beyond the {self.draft_capacity[slot]} tokens that the "
+                "step's draft pages cover; give prepare_decode_step a larger draft headroom, or report what the draft has"
             )
 
     def advance(self, advances: Advances, common: Int32s | None) -> None:
@@ -215,9 +229,10 @@ class Batch:
         if common is not None:
             self.common[:] = common
 
-    def reserve_tokens(self, capacity: Int32s) -> None:
-        """Say how many tokens the grown working set covers; it never shrinks."""
+    def reserve_tokens(self, capacity: Int32s, draft_capacity: Int32s) -> None:
+        """Say how many tokens the grown working set covers, on base and on draft pages; it never shrinks."""
         np.maximum(self.capacity, capacity, out=self.capacity)
+        np.maximum(self.draft_capacity, draft_capacity, out=self.draft_capacity)
 
     def retired_leases(self, mapping: Int32s) -> list[CacheRequestLease]:
         """Return the leases of the sequences that leave by a checked mapping."""
@@ -240,11 +255,18 @@ class Batch:
             "published_blocks",
             "published_exact",
             "capacity",
+            "draft_capacity",
         ):
             setattr(self, name, getattr(self, name)[keep])
         for name in ("leases", "keys", "extras", "media", "staged"):
             rows = getattr(self, name)
             setattr(self, name, [rows[slot] for slot in keep])
+
+
+def _covered(num_tokens: Int32s, extra_tokens: int, tokens_per_page: int) -> Int32s:
+    pages = -(-(num_tokens.astype(np.int64) + extra_tokens) // tokens_per_page)
+    covered: Int32s = (pages * tokens_per_page).astype(np.int32)
+    return covered
 
 
 def _roomy_media(media: NDArray[np.uint64] | None, width: int) -> NDArray[np.uint64] | None:

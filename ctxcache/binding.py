@@ -36,11 +36,13 @@ class PageTargets:
             mode has no draft pages. 0 where a row is too short.
         fit: whether the sequence's row is long enough, `bool[n]`.
         capacity: tokens that the base pages then cover, `int32[n]`.
+        draft_capacity: tokens that the draft pages then cover, `int32[n]`; `capacity` where there are none.
     """
 
     pages: tuple[Int32s, Int32s | None]
     fit: NDArray[np.bool_]
     capacity: Int32s
+    draft_capacity: Int32s
 
 
 class DeviceBinding:
@@ -127,13 +129,18 @@ class DeviceBinding:
         base = self._pages_for(batch.committed, headroom.base_extra_tokens)
         fit = base <= self.row_pages
         draft_targets = None
+        capacity = draft_capacity = self._covered(base, self.row_pages)
         if batch.rules.paired:
             draft = self._pages_for(batch.committed, headroom.draft_extra_tokens)
             fit &= draft <= self.draft_row_pages
             draft_targets = np.where(fit, draft, 0).astype(np.int32)
-        capacity = (np.minimum(base, self.row_pages) * self._tokens_per_page).astype(np.int32)
+            draft_capacity = self._covered(draft, self.draft_row_pages)
         base_targets = np.where(fit & (self.num_base_pages > 0), base, 0).astype(np.int32)
-        return PageTargets((base_targets, draft_targets), fit, capacity)
+        return PageTargets((base_targets, draft_targets), fit, capacity, draft_capacity)
+
+    def _covered(self, pages: NDArray[np.int64], row_pages: int) -> Int32s:
+        covered: Int32s = (np.minimum(pages, row_pages) * self._tokens_per_page).astype(np.int32)
+        return covered
 
     def _pages_for(self, committed: Int32s, extra_tokens: int) -> NDArray[np.int64]:
         pages: NDArray[np.int64] = -(-(committed.astype(np.int64) + extra_tokens) // self._tokens_per_page)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.acquisition import check_working_set
+from ctxcache.acquisition import Acquisition, check_working_set
 from ctxcache.admission import (
     ContextCacheBatchAdmission,
     ContextCacheBatchAdvance,
@@ -100,26 +100,35 @@ class ContextCacheCoordinator(HybridMtpOperations):
         self, admission: ContextCacheBatchAdmission, intakes: list[SequenceIntake], headroom: DecodingKvHeadroom
     ) -> BeginRequestResult:
         lookup_policy = self._lookup_policy(admission, intakes)
-        acquisition = self._acquirer.acquire(admission, intakes, headroom, lookup_policy)
-        if acquisition is None:
-            return BeginRequestResult(Status.REQUEST_FAILED)
-        batch = Batch(
-            acquisition.sequences,
-            execution_mode=admission.execution_mode,
-            lookup_policy=lookup_policy,
-            commit_policy=admission.commit_policy,
-            max_tokens=self._binding.row_pages * self._tokens_per_page,
-            headroom=headroom,
-            tokens_per_page=self._tokens_per_page,
-        )
-        policy = choose_publication(self._kind, admission.execution_mode, publishes=batch.publishes)
-        request = Request(
-            batch, policy(self._manager, self._tokens_per_page, self._counters, self._identities), self._binding.link
-        )
-        handle = RequestHandle(self, request)
-        self._custody.active = request
+        acquisition = Acquisition()
+        try:
+            if not self._acquirer.acquire(acquisition, admission, intakes, headroom, lookup_policy):
+                return BeginRequestResult(Status.REQUEST_FAILED)
+            batch = Batch(
+                acquisition.sequences,
+                execution_mode=admission.execution_mode,
+                lookup_policy=lookup_policy,
+                commit_policy=admission.commit_policy,
+                max_tokens=self._binding.row_pages * self._tokens_per_page,
+                headroom=headroom,
+                tokens_per_page=self._tokens_per_page,
+            )
+            policy = choose_publication(self._kind, admission.execution_mode, publishes=batch.publishes)
+            request = Request(
+                batch,
+                policy(self._manager, self._tokens_per_page, self._counters, self._identities),
+                self._binding.link,
+            )
+            result = BeginRequestResult(
+                Status.OK, AdmissionResult(RequestHandle(self, request), batch.reuse_lengths.tolist())
+            )
+            self._custody.active = request
+        except BaseException:  # out of host memory, or interrupted: nobody holds a handle, so nobody else can release
+            self._custody.active = None
+            self._acquirer.release(acquisition)
+            raise
         self._acquirer.count(acquisition, lookup_policy)
-        return BeginRequestResult(Status.OK, AdmissionResult(handle, batch.reuse_lengths.tolist()))
+        return result
 
     def prepare_prefill(self, request: RequestHandle) -> Status:
         """Bind every row: page tables, device lengths, and the state that is restored or zeroed. Enqueues only.
@@ -211,7 +220,7 @@ class ContextCacheCoordinator(HybridMtpOperations):
                 growth = self._manager.grow_leases(batch.lease_rows, *targets.pages) if targets.fit.all() else None
                 if growth is not None:
                     self._binding.extend_rows(growth)
-                    batch.reserve_tokens(targets.capacity)
+                    batch.reserve_tokens(targets.capacity, targets.draft_capacity)
             if growth is None:
                 self._custody.fire(live, "capacity_exhausted")
                 return Status.REQUEST_FAILED

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from harness import Harness, T, U, V
+from harness import OK, Harness, T, U, V
+from spec_harness import EagleHarness
 
 from ctxcache import (
     AdapterKey,
+    AttentionLayerConfig,
     BlockKeyExtras,
     ContextCacheBatchAdmission,
+    ContextCacheConfig,
     ContextCacheSequenceAdmission,
+    ContextCacheSequenceAdvance,
     ContractError,
+    DecodingKvHeadroom,
+    DeploymentConfig,
+    DeploymentError,
+    EngineConfig,
     Hash128,
+    LayerType,
+    RecurrentStateConfig,
+    SpecDecodeConfig,
     hash_exact_prefix,
     hash_full_blocks,
     hash_opaque_identity,
+    validate_context_cache_deployment,
 )
+from ctxcache.custody import Custody
+
+ATTENTION_LAYER = AttentionLayerConfig(1, 4)
+ENGINE = EngineConfig((LayerType.ATTENTION,), (ATTENTION_LAYER,))
 
 
 class Fickle(Sequence):
@@ -149,3 +167,136 @@ def test_media_that_is_no_run_of_spans_is_refused():
     """`None` in place of no media is the caller's mistake, in words."""
     with pytest.raises(ContractError, match="pass a tuple of MediaSpanKey"):
         BlockKeyExtras(media=None)
+
+
+def raising_at(names: set[str], error: BaseException, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Let each of these names of the coordinator's module raise instead of being called."""
+    import ctxcache.coordinator as module
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    for name in names:
+        monkeypatch.setattr(module, name, fail)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("name", ["Batch", "choose_publication", "Request", "RequestHandle", "AdmissionResult"])
+@pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt()], ids=["memory", "interrupt"])
+def test_an_admission_that_breaks_off_holds_nothing(name, error, monkeypatch):
+    """Whatever raises between the leases and the handle: no lease is left, and the next admission works."""
+    harness = Harness(max_batch=2, max_tokens=64, page=8)
+    harness.run(T(20))
+    free, manager = harness.free, harness.coordinator.manager
+    with monkeypatch.context() as patch:
+        raising_at({name}, error, patch)
+        with pytest.raises(type(error)):
+            harness.begin(T(20), V(9))
+    assert (manager.num_leases, harness.free) == (0, free)
+    manager.check_invariants()
+    harness.coordinator.clear()
+    harness.run(T(21), V(9))
+
+
+def test_a_second_acquisition_that_raises_gives_back_the_first(monkeypatch):
+    """The same where the second sequence's acquisition raises: the first sequence's lease is not lost."""
+    harness = Harness(max_batch=2, max_tokens=64, page=8)
+    manager = harness.coordinator.manager
+    acquire, calls = manager.acquire, []
+
+    def interrupted(plan: Any) -> Any:
+        calls.append(plan)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return acquire(plan)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manager, "acquire", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            harness.begin(T(20), V(9))
+    assert manager.num_leases == 0
+    harness.run(T(21), V(9))
+
+
+def test_an_interrupt_at_the_end_of_an_operation_does_not_shut_its_thread_out():
+    """An interrupt that arrives while an operation lets go must not turn every later call into a refused re-entry."""
+    harness = Harness(max_tokens=64, page=8)
+    lines = inspect.getsourcelines(Custody.serialised.__wrapped__)
+    last = lines[1] + len(lines[0]) - 1  # the line that notes that no thread is inside
+
+    def interrupt(frame: Any, event: str, argument: Any) -> Any:
+        del argument
+        if frame.f_code.co_name != "serialised":
+            return None
+        if event == "line" and frame.f_lineno == last:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return interrupt
+
+    sys.settrace(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            harness.coordinator.metrics()
+    finally:
+        sys.settrace(None)
+    harness.run(T(20))
+
+
+def test_a_common_length_beyond_the_draft_pages_is_refused():
+    """A caller who prepared too few draft pages for what it reports is told so; nothing has changed."""
+    harness = EagleHarness(max_tokens=64, page=4)
+    request, _ = harness.admit(T(12))
+    harness.prefill(request)
+    coordinator = harness.coordinator
+    assert coordinator.prepare_decode_step(request, headroom=DecodingKvHeadroom(8, 0)) is OK
+    assert len(request.inspect().sequences[0].lease.draft_pages) == 4  # 12 and the default headroom of 3
+    before = harness.observe(request)
+    advances = [ContextCacheSequenceAdvance([7] * 8, 20)]
+    for common in (17, 20):
+        with pytest.raises(ContractError, match="larger draft headroom"):
+            coordinator.complete_decode_step(request, advances, [0], [common])
+        assert harness.observe(request) == before
+    assert coordinator.complete_decode_step(request, advances, [0], [16]) is OK
+    assert coordinator.finish(request) is OK
+    assert harness.metrics.refused_publications == 0
+    coordinator.manager.check_invariants()
+
+
+WRONG = [None, "x", b"x", 1.5, float("nan"), [], {}, object(), np.zeros(2), [1.0], Hostile()]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda value: EngineConfig(value, (ATTENTION_LAYER,)),
+        lambda value: EngineConfig((LayerType.ATTENTION,), value),
+        lambda value: EngineConfig((LayerType.ATTENTION,), (value,)),
+        lambda value: EngineConfig((LayerType.RECURRENT,), (), value),
+        lambda value: EngineConfig((LayerType.ATTENTION,), (ATTENTION_LAYER,), kv_dtype=value),
+        lambda value: EngineConfig((LayerType.ATTENTION,), (ATTENTION_LAYER,), hidden_dtype=value),
+        lambda value: RecurrentStateConfig(1, 1, 1, 1, 1, dtype=value),
+        SpecDecodeConfig,
+        DeploymentConfig,
+        lambda value: DeploymentConfig(ENGINE, "draft" if value is None else value),
+        lambda value: DeploymentConfig(ENGINE, None, "spec" if value is None else value),
+        lambda value: ContextCacheConfig(enabled=value),
+        lambda value: ContextCacheConfig(page_sanitizer=value),
+        lambda value: ContextCacheConfig(hash_key="16 bytes of text" if value is None else value),
+        lambda value: ContextCacheConfig(max_records=value),
+        validate_context_cache_deployment,
+    ],
+)
+@pytest.mark.parametrize("value", WRONG, ids=lambda value: type(value).__name__)
+def test_configuration_checks_itself(make, value):
+    """A value of another type is a `DeploymentError` where the configuration is made, not something else later."""
+    with pytest.raises(DeploymentError):
+        make(value)
+
+
+def test_a_hash_key_is_kept_as_it_was():
+    """A key given as a bytearray is copied: overwriting the secret afterwards does not change what the config says."""
+    secret = bytearray(range(16))
+    config = ContextCacheConfig(hash_key=secret)
+    secret[:] = bytes(16)
+    assert config.hash_key == bytes(range(16))
+    assert hash(config) == hash(ContextCacheConfig(hash_key=bytes(range(16))))
