@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
-
-from ctxcache.ids import ResourceType
-
-if TYPE_CHECKING:
-    from ctxcache.manager import ContextCacheManager
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +82,3 @@ class CoordinatorCounters:
     drains: int = 0
     failed_drains: int = 0
     quarantines: int = 0
-
-
-def snapshot(counters: CoordinatorCounters, manager: ContextCacheManager) -> ContextCacheMetrics:
-    """Put the coordinator's counters, the manager's, and the present occupancy together."""
-    managed = asdict(manager.counters())
-    return ContextCacheMetrics(
-        **asdict(counters),
-        **managed,
-        published_endpoints=managed["committed_publications"] + managed["existing_publications"],
-        current_records=len(manager.records),
-        base_kv_pages=manager.pool(ResourceType.BASE_KV_PAGE),
-        draft_kv_pages=manager.pool(ResourceType.DRAFT_KV_PAGE),
-        recurrent_snapshots=manager.pool(ResourceType.RECURRENT_SNAPSHOT),
-        partial_kv_snapshots=manager.pool(ResourceType.PARTIAL_KV_SNAPSHOT),
-    )

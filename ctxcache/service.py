@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,11 +22,11 @@ from ctxcache.handle import RequestHandle
 from ctxcache.hashing import KeyHasher
 from ctxcache.identity_memory import IdentityMemory
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
-from ctxcache.ids import ContextCacheDeploymentKind, ContextCacheLookupPolicy
+from ctxcache.ids import ContextCacheDeploymentKind, ContextCacheLookupPolicy, ResourceType
 from ctxcache.intake import SequenceIntake, read_admission
 from ctxcache.lifetime import close, end_of_life
 from ctxcache.manager import ContextCacheManager
-from ctxcache.metrics import ContextCacheMetrics, CoordinatorCounters, snapshot
+from ctxcache.metrics import ContextCacheMetrics, CoordinatorCounters
 from ctxcache.request import Request
 
 
@@ -147,7 +148,7 @@ class CoordinatorService:
     def metrics(self) -> ContextCacheMetrics:
         """Return a snapshot of all counters and of the present occupancy."""
         with self._custody.serialised("metrics"):
-            return snapshot(self._counters, self._manager)
+            return _snapshot(self._counters, self._manager)
 
     @property
     def manager(self) -> ContextCacheManager:
@@ -210,3 +211,18 @@ class CoordinatorService:
         request = self._of(handle)
         require_declared(request, trigger)
         return request
+
+
+def _snapshot(counters: CoordinatorCounters, manager: ContextCacheManager) -> ContextCacheMetrics:
+    """Put the coordinator's counters, the manager's, and the present occupancy together."""
+    managed = asdict(manager.counters())
+    return ContextCacheMetrics(
+        **asdict(counters),
+        **managed,
+        published_endpoints=managed["committed_publications"] + managed["existing_publications"],
+        current_records=len(manager.records),
+        base_kv_pages=manager.pool(ResourceType.BASE_KV_PAGE),
+        draft_kv_pages=manager.pool(ResourceType.DRAFT_KV_PAGE),
+        recurrent_snapshots=manager.pool(ResourceType.RECURRENT_SNAPSHOT),
+        partial_kv_snapshots=manager.pool(ResourceType.PARTIAL_KV_SNAPSHOT),
+    )
