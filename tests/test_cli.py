@@ -53,7 +53,7 @@ def test_every_command_has_json(capsys: pytest.CaptureFixture[str]) -> None:
     """`--json` of every command prints one JSON document."""
     assert main(["diagram", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["initial"] == "admitted"
-    assert main(["faults", "--kind", "eagle", "--json"]) == 0
+    assert main(["faults", "--list", "--kind", "eagle", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert [point["fault_point"] for point in listed["eagle"]] == list(fault_points(Kind.EAGLE))
     status = main(["doctor", "--json"])
@@ -89,11 +89,11 @@ def test_png_is_not_written_to_a_terminal(monkeypatch: pytest.MonkeyPatch, capsy
 
 def test_faults_lists_every_kind_or_one(capsys: pytest.CaptureFixture[str]) -> None:
     """Without `--kind` all six kinds are listed; with it one, every point with where it leads."""
-    assert main(["faults"]) == 0
+    assert main(["faults", "--list"]) == 0
     every = capsys.readouterr().out
     for kind in Kind:
         assert f"{kind.value}: {len(fault_points(kind))} fault points" in every
-    assert main(["faults", "--kind", "vanilla"]) == 0
+    assert main(["faults", "--list", "--kind", "vanilla"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == list(fault_points(Kind.VANILLA))
     assert lines[1].split()[1:] == ["enqueue", "leads", "to", "finishing.in_flight"]
@@ -139,7 +139,9 @@ def test_a_missing_graphviz_is_status_1_with_the_remedy(tmp_path: Path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("arguments", [["diagram"], ["faults"], ["doctor"], ["faults", "--json"], ["--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["diagram"], ["faults", "--list"], ["doctor"], ["faults", "--list", "--json"], ["--help"]]
+)
 def test_a_closed_pipe_ends_quietly(arguments: list[str]) -> None:
     """A reader that has gone away is no error: nothing on standard error, status 0."""
     reader, writer = os.pipe()
@@ -154,7 +156,7 @@ def test_a_closed_pipe_ends_quietly(arguments: list[str]) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell closes the stream")
 def test_closed_standard_streams_do_no_harm() -> None:
     """With standard output or error closed by the shell, commands still end with their status."""
-    script = f'"{sys.executable}" -m ctxcache diagram >&- 2>&- && "{sys.executable}" -m ctxcache faults >&-'
+    script = f'"{sys.executable}" -m ctxcache diagram >&- 2>&- && "{sys.executable}" -m ctxcache faults --list >&-'
     done = shell(["/bin/sh", "-c", script])
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,14 @@ def diagram(chosen: Format, view: View, output: Path | None) -> None:
         sys.stdout.buffer.write(content)
 
 
-def faults(kind: ContextCacheDeploymentKind | None, *, as_json: bool) -> None:
-    """List the fault points of one deployment kind, or of each."""
-    kinds = tuple(ContextCacheDeploymentKind) if kind is None else (kind,)
-    listed = {each.value: _points(each) for each in kinds}
+def listed_points(kinds: Sequence[ContextCacheDeploymentKind]) -> dict[str, list[dict[str, Any]]]:
+    """Return the fault points of deployment kinds, each with what it does and where it leads."""
+    return {each.value: _points(each) for each in kinds}
+
+
+def faults(kinds: Sequence[ContextCacheDeploymentKind], *, as_json: bool) -> None:
+    """List the fault points of deployment kinds."""
+    listed = listed_points(kinds)
     if as_json:
         write_json(listed)
         return

@@ -65,12 +65,63 @@ def _dispatch(arguments: Sequence[str] | None) -> int:
         commands.diagram(chosen, options.view, options.output)
         return DONE
     if command == "faults":
-        kind = None if options.kind is None else ContextCacheDeploymentKind(options.kind)
-        commands.faults(kind, as_json=options.json)
-        return DONE
+        return _faults(options)
+    if command == "simulate":
+        from ctxcache.cli.trials import run_simulation  # noqa: PLC0415 - the other commands do without
+
+        return DONE if run_simulation(options.seed, options.steps, as_json=options.json) else FAILED
     if command == "bench":
         return _bench(options)
     return FAILED if report(as_json=options.json) else DONE
+
+
+def _faults(options: argparse.Namespace) -> int:
+    kinds = tuple(ContextCacheDeploymentKind) if options.kind is None else (ContextCacheDeploymentKind(options.kind),)
+    if options.list:
+        commands.faults(kinds, as_json=options.json)
+        return DONE
+    if not options.json:
+        commands.faults(kinds, as_json=False)
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    from ctxcache.cli.trials import run_sweep  # noqa: PLC0415 - the list does without
+
+    clean = run_sweep(
+        kinds,
+        pairs=not options.singles,
+        exhaustive=options.exhaustive,
+        as_json=options.json,
+        listed=commands.listed_points(kinds),
+    )
+    return DONE if clean else FAILED
+
+
+def _add_trials(subparsers: Any) -> None:
+    faults = subparsers.add_parser(
+        "faults",
+        help="list the fault points, and fail every one of them",
+        description="List every device touch that can be made to fail, and where a request goes when it does; then fail "
+        "each in every way, alone and in ordered pairs, on small deployments, and check that nothing is lost. "
+        "Exit status 1 where something was. Takes minutes; --list takes none.",
+    )
+    faults.add_argument(
+        "--kind", choices=[kind.value for kind in ContextCacheDeploymentKind], help="one deployment kind; default: all"
+    )
+    extent = faults.add_mutually_exclusive_group()
+    extent.add_argument("--list", action="store_true", help="only list them")
+    extent.add_argument("--singles", action="store_true", help="leave the pairs out")
+    extent.add_argument("--exhaustive", action="store_true", help="pairs in every way of failing; takes hours")
+    faults.add_argument("--json", action="store_true", help="print JSON")
+    simulation = subparsers.add_parser(
+        "simulate",
+        help="random lives of every deployment kind",
+        description="Random requests, steps, faults and evictions on every kind of deployment, against a plain-Python "
+        "manager and an oracle of every byte. The same seed gives the same event log. A failure prints a script that "
+        "replays it, cut down to what it takes.",
+    )
+    simulation.add_argument("--seed", type=int, default=1, help="default 1")
+    simulation.add_argument("--steps", type=_positive, default=20_000, help="default 20000")
+    simulation.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _bench(options: argparse.Namespace) -> int:
@@ -131,16 +182,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     diagram.add_argument("--output", metavar="FILE", type=Path, help="write there instead of to standard output")
 
-    faults = subparsers.add_parser(
-        "faults",
-        help="list the fault points",
-        description="List every device touch that can be made to fail, and where a request goes when it does.",
-    )
-    faults.add_argument(
-        "--kind", choices=[kind.value for kind in ContextCacheDeploymentKind], help="one deployment kind; default: all"
-    )
-    faults.add_argument("--json", action="store_true", help="print JSON")
-
+    _add_trials(subparsers)
     doctor = subparsers.add_parser(
         "doctor",
         help="say what is installed, GPU or simulator, and what to do about it",

@@ -22,7 +22,7 @@ from ctxcache.testing.deployments import Sizes
 from ctxcache.testing.fake_runtime import FakeRuntime, RequestEnded, WaitFailed
 from ctxcache.testing.faults import FaultPlan, InjectedFaultError
 from ctxcache.testing.reference import ReferenceManager
-from ctxcache.testing.scripts import InjectedInterrupt
+from ctxcache.testing.scripts import InjectedInterrupt, quiet_log
 from ctxcache.testing.shadow import ShadowManager
 from ctxcache.testing.sweep import check_balance
 
@@ -267,14 +267,13 @@ def as_script(episode: Episode, actions: Sequence[Action], violations: Sequence[
 def _live(world: World, done: list[Action], choose: Callable[[int], Action | None]) -> list[str]:
     """Do actions until there is none or something is wrong, and end the episode; what escapes is wrong too."""
     try:
-        number = 0
-        while (action := choose(number)) is not None:
-            done.append(action)
-            world.do(action, number)
-            number += 1
-            if world.violations:
-                return world.violations
-        world.end()
+        with quiet_log():
+            while (action := choose(len(done))) is not None:
+                done.append(action)
+                world.do(action, len(done))
+                if world.violations:
+                    return world.violations
+            world.end()
     except Exception as error:  # noqa: BLE001 - whatever escapes is a finding
         return [*world.violations, f"{type(error).__name__} escaped: {error}"]
     return world.violations

@@ -20,7 +20,7 @@ from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ResourceType
 from ctxcache.testing.fake_runtime import FakeRuntime, RequestEnded, WaitFailed
 from ctxcache.testing.faults import Fault, FaultMode, FaultPlan, InjectedFaultError
-from ctxcache.testing.scripts import ENDPOINTS, PROMPTS, InjectedInterrupt, run_script
+from ctxcache.testing.scripts import ENDPOINTS, PROMPTS, InjectedInterrupt, quiet_log, run_script
 
 _RAISES = (FaultMode.RAISE_BEFORE, FaultMode.RAISE_AFTER, FaultMode.FAIL_SYNCHRONIZE)
 _ERRORS: tuple[type[BaseException], ...] = (InjectedFaultError, InjectedInterrupt)
@@ -128,7 +128,8 @@ def sweep(
 def reached_points(kind: Kind) -> dict[str, int]:
     """Say which fault points the script reaches without a fault, and how often; the runtime's own waits left out."""
     runtime = FakeRuntime(kind)
-    run_script(runtime)
+    with quiet_log():
+        run_script(runtime)
     counts = Counter(point for point in runtime.ops.log if not point.startswith("outside."))
     return dict(sorted(counts.items()))
 
@@ -175,9 +176,10 @@ def run_with(kind: Kind, plan: FaultPlan, name: str) -> tuple[int, list[str]]:
     """
     runtime = FakeRuntime(kind, seed=zlib.crc32(f"{kind.value} {name}".encode()), plan=plan)
     try:
-        heard = run_script(runtime)
-        fired = len(runtime.ops.fired)
-        violations = aftermath(runtime)
+        with quiet_log():
+            heard = run_script(runtime)
+            fired = len(runtime.ops.fired)
+            violations = aftermath(runtime)
     except Exception as error:  # noqa: BLE001 - whatever escapes is a finding
         return len(runtime.ops.fired), [f"{kind.value}: {name}: {type(error).__name__} escaped: {error}"]
     if fired and not heard:
