@@ -176,20 +176,32 @@ def _measure_state(ops: NumbaDeviceOps, geometry: Geometry, stream: Any, clock: 
         ours = report.row(name, "ctxcache", clock.time(partial(op, storage, jobs, stream)), 2 * num_bytes)
         if copy is None:
             continue
-        rival = MemcpyRival(stream).copy_all(copies_of(pairs, slots, restoring=restoring))
-        each = report.row(name, "cuMemcpyAsync per array, sequence", clock.time(rival), 2 * num_bytes)
+        memcpy, copies = MemcpyRival(stream), copies_of(pairs, slots, restoring=restoring)
+        each = clock.time(memcpy.copy_all_by_runtime(copies))
+        report.row(name, "cudaMemcpyAsync per array, sequence", each, 2 * num_bytes)
+        bare = clock.time(memcpy.copy_all(copies))
+        report.row(name, "cuMemcpyDtoDAsync, the same", bare, 2 * num_bytes)
         for indexing in indexing_rivals(stream):
             work = indexing.move(pairs, slots, restoring=restoring)
             report.row(name, f"{indexing.name} indexing per array", clock.time(work), 2 * num_bytes)
-        ratio, faster, wall = ours.device / copy.device, each.device / ours.device, each.wall / ours.wall
+        ratio = ours.device / copy.device
         bound = f"at most {MOST_TIMES_THE_COPY}"
         report.verdict(f"{name} / contiguous copy", bound, f"{ratio:.3f}", met=ratio <= MOST_TIMES_THE_COPY)
-        bound = f"at least {LEAST_TIMES_FASTER:.0f}"
-        measured = f"{faster:.1f} by events, {wall:.1f} by the wall's clock"
-        report.verdict(f"per-layer copies / {name}", bound, measured, met=faster >= LEAST_TIMES_FASTER)
+        _judge_speedup(report, name, ours, each, copy)
     _measure_compaction(ops, cache, stream, clock, report, copy, num_bytes)
     every_slot = np.arange(batch, dtype=np.int32)
     report.row("zero", "ctxcache", clock.time(lambda: ops.zero_recurrent(cache, every_slot, stream)), num_bytes)
+
+
+def _judge_speedup(report: Report, name: str, ours: Timing, each: Timing, copy: Timing) -> None:
+    """Per-layer copies from Python are bound by the host, so the wall's clock is what a runtime sees."""
+    faster = each.wall / ours.wall
+    measured = (
+        f"{faster:.1f} by the wall's clock, {each.device / ours.device:.1f} with the host's time hidden; "
+        f"one contiguous copy: {each.wall / copy.wall:.1f} and {each.device / copy.device:.1f}"
+    )
+    bound = f"at least {LEAST_TIMES_FASTER:.0f}"
+    report.verdict(f"cudaMemcpyAsync per array, sequence / {name}", bound, measured, met=faster >= LEAST_TIMES_FASTER)
 
 
 def _contiguous_copy(ops: NumbaDeviceOps, num_bytes: int, stream: Any, clock: Clock, report: Report) -> Timing | None:

@@ -56,21 +56,34 @@ def compaction_copies(arrays: Sequence[Any], mapping: Sequence[int]) -> list[Cop
 
 
 class MemcpyRival:
-    """`cudaMemcpyAsync`, called once for each copy."""
+    """One asynchronous copy of the CUDA API for each copy."""
 
     def __init__(self, stream: Any) -> None:
-        from cuda.bindings import driver  # noqa: PLC0415 - is not there under the simulator
+        from cuda.bindings import driver, runtime  # noqa: PLC0415 - are not there under the simulator
 
         self._driver = driver
+        self._runtime = runtime
         self._stream = driver.CUstream(stream_handle(stream))
+        self._runtime_stream = runtime.cudaStream_t(stream_handle(stream))
 
     def copy_all(self, copies: Sequence[Copy]) -> Callable[[], None]:
-        """Return the work of making these copies."""
+        """Return the work of making these copies with the driver's `cuMemcpyDtoDAsync`: the least that Python can pay."""
         copy, stream = self._driver.cuMemcpyDtoDAsync, self._stream
 
         def work() -> None:
             for target, source, num_bytes in copies:
                 copy(target, source, num_bytes, stream)
+
+        return work
+
+    def copy_all_by_runtime(self, copies: Sequence[Copy]) -> Callable[[], None]:
+        """Return the same with `cudaMemcpyAsync`."""
+        copy, stream = self._runtime.cudaMemcpyAsync, self._runtime_stream
+        kind = self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+
+        def work() -> None:
+            for target, source, num_bytes in copies:
+                copy(target, source, num_bytes, kind, stream)
 
         return work
 
