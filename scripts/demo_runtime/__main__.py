@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from demo_runtime import hybrid_job, main_job
+from demo_runtime import hybrid_job, main_job, speculative_job
 
 
 def main() -> int:
@@ -25,8 +25,22 @@ def main() -> int:
         help="ask only the first questions",
     )
     jobs.add_parser("hybrid", help=hybrid_job.__doc__)
+    speculative = jobs.add_parser("speculative", help=speculative_job.__doc__)
+    speculative.add_argument(
+        "--turns",
+        type=int,
+        choices=range(2, len(speculative_job.QUESTIONS) + 1),
+        default=len(speculative_job.QUESTIONS),
+        help="ask only the first questions",
+    )
     arguments = parser.parse_args(sys.argv[1:] or ["conversation"])
-    return hybrid_job.run() if arguments.job == "hybrid" else main_job.run(arguments.turns)
+    match arguments.job:
+        case "hybrid":
+            return hybrid_job.run()
+        case "speculative":
+            return speculative_job.run(arguments.turns)
+        case _:
+            return main_job.run(arguments.turns)
 
 
 if __name__ == "__main__":
