@@ -83,11 +83,11 @@ class TorchLlama:
         self.chunk_tokens = chunk_tokens
         self._stream = stream
         with torch.cuda.stream(stream):
-            self._embedding = torch.from_numpy(weights.embedding).cuda()
-            self._output_norm = torch.from_numpy(weights.output_norm).cuda()
+            self._embedding = torch.tensor(weights.embedding, device="cuda")
+            self._output_norm = torch.tensor(weights.output_norm, device="cuda")
             names = ("attention_norm", "query_key_value", "attention_output", "feed_forward_norm", "gate_up", "down")
             self._layers = [
-                {name: torch.from_numpy(getattr(layer, name)).cuda() for name in names} for layer in weights.layers
+                {name: torch.tensor(getattr(layer, name), device="cuda") for name in names} for layer in weights.layers
             ]
             size = shape.attention.head_dim
             frequencies = shape.attention.rope_base ** -(np.arange(0, size, 2, dtype=np.float64) / size)
