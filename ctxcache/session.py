@@ -57,6 +57,10 @@ class CoordinatorSession:
     ) -> None:
         self._coordinator = coordinator
         self._headroom = headroom
+        if isinstance(token_lists, (str, bytes)) or not hasattr(token_lists, "__len__"):
+            raise ContractError(
+                f"token_lists is a {type(token_lists).__name__}; pass a list, one run of tokens a sequence"
+            )
         count = len(token_lists)
         extras = _per_sequence("key_extras", key_extras, BlockKeyExtras(), count)
         media = _per_sequence("per_position_media_hash", per_position_media_hash, None, count)
@@ -172,7 +176,7 @@ class CoordinatorSession:
         """
         runs = _runs(next_tokens)
         _same_count(runs, self._active)
-        ended = np.zeros(len(runs), bool) if finished is None else np.asarray(finished, bool)
+        ended = _flags(finished, len(runs))
         _same_count(ended, self._active)
         lengths = [self._lengths[index] + len(run) for index, run in zip(self._active, runs, strict=True)]
         advances = [ContextCacheSequenceAdvance(run, length) for run, length in zip(runs, lengths, strict=True)]
@@ -198,7 +202,23 @@ class CoordinatorSession:
 
 def _runs(accepted: Accepted) -> list[Any]:
     """Return one run of tokens a sequence, whether single tokens or runs were given."""
-    return [run if np.ndim(run) else [run] for run in accepted]
+    try:
+        return [run if isinstance(run, Sequence) or np.ndim(run) else [run] for run in accepted]
+    except (TypeError, ValueError):
+        raise ContractError(f"the tokens are {accepted!r}; pass one token, or one run of tokens, a sequence") from None
+
+
+def _flags(finished: Any, count: int) -> NDArray[np.bool_]:
+    """Return one flag a sequence; whole numbers pass for flags where they are 0 or 1."""
+    if finished is None:
+        return np.zeros(count, bool)
+    try:
+        given = np.asarray(finished)
+    except ValueError:
+        given = np.empty(0, object)
+    if given.ndim != 1 or (given.size and (given.dtype.kind not in "biu" or not np.isin(given, (0, 1)).all())):
+        raise ContractError(f"finished is {finished!r}; pass one bool a sequence")
+    return given.astype(bool)
 
 
 def _same_count(values: Any, active: list[int]) -> None:
@@ -212,6 +232,8 @@ def _per_sequence(name: str, value: Any, default: Any, count: int) -> list[Any]:
         return [default] * count
     if isinstance(value, BlockKeyExtras):
         return [value] * count
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
+        raise ContractError(f"{name} is a {type(value).__name__}; pass a list with one entry a sequence")
     if len(value) != count:
         raise ContractError(f"{name} has {len(value)} entries for {count} sequences; give one a sequence")
     return list(value)
