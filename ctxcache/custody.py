@@ -63,7 +63,7 @@ class Custody:
         with self._lock:
             self._thread = thread
             try:
-                self._link.ops.operation(operation)
+                self._link.announce(operation)
                 yield
             finally:
                 try:
@@ -131,7 +131,7 @@ class Custody:
         if request.state is State.RELEASED:
             self.release(request)
         elif request.orphaned:
-            self._link.ops.operation("abandon")
+            self._link.announce("abandon")
             self.abandon(request)
 
     def drop(self, request: Request) -> None:

@@ -207,6 +207,13 @@ def check_device_mapping(device_mapping: Any, batch_size: int) -> None:
             f"device_batch_mapping has dtype {dtype} and shape {shape}; pass a device int32 array of at least "
             f"{batch_size} entries"
         )
+    require_writable("device_batch_mapping", device_mapping)
+
+
+def require_writable(name: str, array: Any) -> None:
+    """Refuse an array that says that it must not be written; what enqueued the write would fail on it, or the device."""
+    if getattr(getattr(array, "flags", None), "writeable", True) is False:
+        raise ContractError(f"{name} is read-only; pass an array that may be written")
 
 
 def read_index(name: str, value: Any, low: int, high: int) -> int:

@@ -12,7 +12,7 @@ from ctxcache.device.snapshots import check_hidden_row
 from ctxcache.errors import ContractError
 from ctxcache.handle import RequestHandle
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
-from ctxcache.intake import read_index
+from ctxcache.intake import read_index, require_writable
 from ctxcache.request import BoundaryCopy, Request
 from ctxcache.service import CoordinatorService
 
@@ -90,6 +90,7 @@ class HybridMtpOperations(CoordinatorService):
         with self._custody.serialised("restore_hybrid_mtp_boundary_hidden"):
             live = self._live(request, "restore_boundary")
             row = self._hidden_row(live, slot, base_hidden_states, destination_row)
+            require_writable("base_hidden_states", base_hidden_states)
             snapshot_slot = live.batch.leases[slot].recurrent_snapshot_slot
             if snapshot_slot is None:
                 raise ContractError(f"slot {slot} started cold, so no hidden row was saved for it; compute it instead")
@@ -102,6 +103,6 @@ class HybridMtpOperations(CoordinatorService):
         storage = self._binding.link.storage
         if storage is None or storage.hidden_rows is None:
             raise ContractError(f"a {self._kind.name} deployment saves no hidden rows; only HYBRID_MTP does")
-        place = HiddenRow(hidden_states, read_index("slot", slot, 0, live.batch.size), row)
-        check_hidden_row(storage, 0, place)
-        return place
+        slot = read_index("slot", slot, 0, live.batch.size)
+        rows = check_hidden_row(storage, 0, HiddenRow(hidden_states, slot, 0)).shape[1]
+        return HiddenRow(hidden_states, slot, read_index("the hidden row", row, 0, rows))

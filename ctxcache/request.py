@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from ctxcache.device.snapshots import HybridSnapshotStorage
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class DeviceLink:
     """What the hooks touch: the ops, the stream they enqueue on, how it is proven idle, and the resources.
 
     Attributes:
-        ops: every device touch goes through these.
+        ops: every device touch goes through these; replaced between requests alone.
         stream: the coordinator's one stream.
         synchronizer: proves the stream idle; `None` waits for it.
         resources: caches and page tables.
@@ -44,6 +44,12 @@ class DeviceLink:
     storage: HybridSnapshotStorage | None
     counters: CoordinatorCounters
 
+    def announce(self, operation: str) -> None:
+        """Tell the ops which operation the following calls belong to, where they want to know."""
+        hear = getattr(self.ops, "operation", None)
+        if hear is not None:
+            hear(operation)
+
     def prove(self) -> int | None:
         """Drain the stream once; returns the synchroniser's code."""
         self.counters.drains += 1
@@ -51,7 +57,7 @@ class DeviceLink:
         proven = False
         try:
             code = self.ops.synchronize(self.stream, self.synchronizer)
-            proven = code is None or code == 0
+            proven = code is None or bool(code == 0)
         finally:
             if not proven:
                 self.counters.failed_drains += 1

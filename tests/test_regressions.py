@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import OK, Harness, T, U, V
-from spec_harness import EagleHarness
+from hybrid_harness import HybridHarness
+from spec_harness import EagleHarness, MtpHarness
 
 from ctxcache import (
     AdapterKey,
@@ -18,6 +19,7 @@ from ctxcache import (
     BlockKeyExtras,
     ContextCacheBatchAdmission,
     ContextCacheConfig,
+    ContextCacheCoordinatorStatus,
     ContextCacheSequenceAdmission,
     ContextCacheSequenceAdvance,
     ContractError,
@@ -27,6 +29,7 @@ from ctxcache import (
     EngineConfig,
     Hash128,
     LayerType,
+    NumpyDeviceOps,
     RecurrentStateConfig,
     SpecDecodeConfig,
     hash_exact_prefix,
@@ -300,3 +303,171 @@ def test_a_hash_key_is_kept_as_it_was():
     secret[:] = bytes(16)
     assert config.hash_key == bytes(range(16))
     assert hash(config) == hash(ContextCacheConfig(hash_key=bytes(range(16))))
+
+
+@pytest.mark.parametrize(
+    "row", [None, "1", b"1", 1.0, True, float("nan"), [1], np.float32(1), Hostile(), 2**70], ids=repr
+)
+def test_a_hidden_row_is_an_integer(row):
+    """An index of another kind is refused before anything is enqueued: the request lives on, nothing has changed."""
+    harness = MtpHarness(max_tokens=64, page=8)
+    harness.endpoints = (9,)
+    harness.run(T(12))
+    request, starts = harness.admit(T(20))
+    assert starts == [9]
+    coordinator = harness.coordinator
+    assert coordinator.prepare_prefill(request) is OK
+    before = harness.observe(request)
+    with pytest.raises(ContractError, match="hidden row"):
+        coordinator.publish_hybrid_mtp_endpoint(request, 0, 12, harness.hidden, row)
+    with pytest.raises(ContractError, match="hidden row"):
+        coordinator.restore_hybrid_mtp_boundary_hidden(request, 0, harness.hidden, row)
+    assert harness.observe(request) == before
+    assert coordinator.restore_hybrid_mtp_boundary_hidden(request, 0, harness.hidden, np.int64(1)) is OK
+    assert coordinator.abandon(request) is OK
+
+
+def test_what_is_written_must_be_writable():
+    """A read-only mapping or hidden array is the caller's mistake, not a device failure that ends the request."""
+    harness = MtpHarness(max_batch=2, max_tokens=64, page=8)
+    harness.endpoints = (9,)
+    harness.run(T(12))
+    request, _ = harness.admit(T(20), V(5))
+    coordinator = harness.coordinator
+    assert coordinator.prepare_prefill(request) is OK
+    frozen = harness.hidden.copy()
+    frozen.flags.writeable = False
+    with pytest.raises(ContractError, match="read-only"):
+        coordinator.restore_hybrid_mtp_boundary_hidden(request, 0, frozen, 1)
+    harness.finalize(request)
+    mapping = np.zeros(2, np.int32)
+    mapping.flags.writeable = False
+    before = harness.observe(request)
+    with pytest.raises(ContractError, match="read-only"):
+        coordinator.begin_batch_compaction(request, [0, -1], 1, mapping)
+    assert harness.observe(request) == before
+    assert harness.compact(request, [0, -1]) is OK
+    assert coordinator.finish(request) is OK
+
+
+class BareOps:
+    """Ops with exactly the methods that the device page names, and nothing else."""
+
+    def __init__(self, inner: Any) -> None:
+        for name in (
+            "allocate",
+            "to_host",
+            "to_device",
+            "upload_rows",
+            "reset_lengths",
+            "zero_recurrent",
+            "restore",
+            "capture",
+            "upload_mapping",
+            "compact_slot_state",
+            "capture_boundary_hidden",
+            "restore_boundary_hidden",
+            "synchronize",
+        ):
+            setattr(self, name, getattr(inner, name))
+
+
+@pytest.mark.parametrize("harness_type", [Harness, HybridHarness, EagleHarness, MtpHarness])
+def test_ops_of_the_caller_need_the_ops_and_nothing_else(harness_type):
+    """Duck-typed ops work through every operation without the hook by which wrappers name fault points."""
+    harness = harness_type(max_batch=2, max_tokens=64, page=8, ops=BareOps(NumpyDeviceOps()))
+    request, _ = harness.admit(T(20), V(9))
+    harness.prefill(request)
+    harness.decode(request)
+    assert harness.compact(request, [-1, 0]) is OK
+    if harness_type in (EagleHarness, MtpHarness):
+        harness.common = harness.common[1:]
+    harness.decode(request, completed=[0])
+    assert harness.coordinator.finish(request) is OK
+    assert harness.coordinator.shutdown() is OK
+
+
+class Unequal:
+    """A code that cannot be compared."""
+
+    __hash__ = None
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("not to be compared")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [719, True, "", "ok", [], np.array([0, 0]), np.array([]), Unequal(), (0,), MemoryError(), StopIteration()],
+    ids=repr,
+)
+def test_a_synchroniser_that_answers_oddly_is_one_failed_drain(code):
+    """Anything but `None` and 0 fails the drain, counts once, and quarantines; also what cannot be compared with 0."""
+    harness = Harness(max_tokens=64, page=8)
+    outcomes = [code]
+
+    def synchronise(stream: Any) -> Any:
+        del stream
+        outcome = outcomes.pop() if outcomes else 0
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    harness = Harness(max_tokens=64, page=8, synchronizer=synchronise)
+    coordinator = harness.coordinator
+    request, _ = harness.admit(T(20))
+    assert coordinator.prepare_prefill(request) is OK
+    assert coordinator.abandon(request) is ContextCacheCoordinatorStatus.POISONED
+    metrics = coordinator.metrics()
+    assert (metrics.drains, metrics.failed_drains, metrics.quarantines) == (1, 1, 1)
+    assert coordinator.manager.num_leases == 1
+    assert coordinator.shutdown() is OK
+    coordinator.recover()
+    assert coordinator.manager.num_leases == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"token_lists": None},
+        {"token_lists": 5},
+        {"token_lists": "text"},
+        {"token_lists": ([token] for token in (1, 2))},
+        {"token_lists": []},
+        {"key_extras": 5},
+        {"key_extras": "x"},
+        {"key_extras": ["x"]},
+        {"key_extras": iter([])},
+        {"per_position_media_hash": 5},
+        {"per_position_media_hash": [5]},
+        {"headroom": 5},
+        {"execution_mode": "vanilla"},
+    ],
+    ids=repr,
+)
+def test_a_session_refuses_what_the_coordinator_would(arguments):
+    """Bad arguments of a session are `ContractError` too, and hold nothing."""
+    harness = Harness(max_batch=2, max_tokens=64, page=8)
+    before = harness.observe()
+    with pytest.raises(ContractError), harness.coordinator.session(**{"token_lists": [[1, 2]], **arguments}):
+        pass
+    assert harness.observe() == before
+
+
+@pytest.mark.parametrize("tokens", [None, 5, [None], ["x"], [1.5], [True], [[1, 2]], [], [1, 2]], ids=repr)
+def test_a_session_refuses_bad_progress_and_lives_on(tokens):
+    """Bad tokens and flags change nothing; the right ones work afterwards."""
+    harness = Harness(max_tokens=64, page=8)
+    with harness.coordinator.session([T(5)]) as session:
+        with pytest.raises(ContractError):
+            session.prefilled(tokens)
+        session.prefilled([7])
+        session.before_decode()
+        with pytest.raises(ContractError):
+            session.decoded(tokens)
+        for finished in (5, "x", ["no"], [0.5], [None], [[True]], [True, False], []):
+            with pytest.raises(ContractError, match=r"finished|entries"):
+                session.decoded([7], finished=finished)
+        assert session.active == [0]
+        assert session.decoded([7], finished=[True]) == [-1]
+        assert session.active == []
