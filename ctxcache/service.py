@@ -113,7 +113,7 @@ class CoordinatorService:
             ContractError: a request is active or quarantined. Nothing has changed.
         """
         with self._custody.serialised("clear"):
-            if self._custody.active is not None or self._custody.quarantined is not None:
+            if not self.idle:
                 raise ContractError("clear() is refused while a request is active or quarantined; finish it first")
             self._manager.clear()
             self._identities.clear()
@@ -174,6 +174,22 @@ class CoordinatorService:
     def device_ops(self) -> DeviceOps:
         """The ops that all device work goes through."""
         return self._binding.link.ops
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is active or quarantined."""
+        return self._custody.active is None and self._custody.quarantined is None
+
+    def replace_device_ops(self, device_ops: DeviceOps) -> None:
+        """Let all later device work go through other ops: wrappers of the present ones, for tests.
+
+        Raises:
+            ContractError: a request is active or quarantined. Nothing has changed.
+        """
+        with self._custody.serialised("replace_device_ops"):
+            if not self.idle:
+                raise ContractError("device ops are replaced between requests; finish the present one first")
+            self._binding.link.ops = device_ops
 
     def __enter__(self) -> Self:
         return self

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -224,7 +225,71 @@ def architecture_page() -> str:
     return f"{before}{begin}{hint}\n\n{modules()}\n{end}{after}"
 
 
-PAGES = {"docs/architecture.md": architecture_page, "docs/lifecycle.md": lifecycle_page}
+SCENARIOS_HEAD = """# Scenarios from public bug reports
+
+<!-- Made by scripts/gen_docs.py from the tests; a test carries its scenario's number in its name. -->
+
+Twenty-seven ways in which prefix caches, page managers, state machines and CUDA programs were reported to fail, and where
+this library is held to the right outcome. The rest of each *kind* of fault is what the fault sweep, the simulation and the
+model-based tests are for; see [Test your runtime](testing.md).
+"""
+
+SCENARIOS = {
+    1: "a prompt that is cached whole, and a multiple of the page long",
+    2: "growth over a page's edge, and the longest admissible prompt",
+    3: "an adapter reloaded under its name",
+    4: "equal blocks behind different first images",
+    5: "built collisions, the length in the key, one key in several processes",
+    6: "two equal prompts in one batch",
+    7: "a wrong progress report",
+    8: "a draft's state at a block's edge depends on the token that follows",
+    9: "an index entry that outlives its page",
+    10: "an allocation that fails after hits were pinned",
+    11: "one branch is evicted, the shared stem stays",
+    12: "finish twice, use after finish",
+    13: "an abnormal exit drains before it releases",
+    14: "a failed drain, until shutdown proves the device quiet",
+    15: "a launch that raises, and one whose error shows at the next synchronise",
+    16: "a stored exception, a lost handle, the interpreter's exit",
+    17: "a checkpoint is picked by its exact length",
+    18: "a cold sequence beside a hit: stale recurrent state",
+    19: "a pinned snapshot is no victim; no slot is a skip, not a failure",
+    20: "a restore that is left over from another attempt",
+    21: "in-place compaction with moves that overlap",
+    22: "mappings that no compaction can have",
+    23: "a mapping that its caller changes or frees",
+    24: "a launch that forgot its stream",
+    25: "host memory that a late upload still reads",
+    26: "an exception in a callback of the state machine",
+    27: "illegal edges, and back doors of the machine",
+}
+
+SCENARIO_FILES = {21: ("test_compaction_maps.py",), 24: ("test_streams.py",), 25: ("test_staging.py",)}
+"""Whole files that belong to a scenario beside the tests that carry its number."""
+
+SCENARIO_TEST = re.compile(r"^(?:def|    def) (?P<name>test_h(?P<number>\d\d)[a-z0-9_]*)", re.MULTILINE)
+
+
+def scenarios_page() -> str:
+    """Make docs/scenarios.md. A scenario without a test is an error."""
+    tests: dict[int, list[str]] = {number: [] for number in SCENARIOS}
+    for path in sorted((ROOT / "tests").glob("test_*.py")):
+        for found in SCENARIO_TEST.finditer(path.read_text(encoding="utf-8")):
+            tests[int(found["number"])].append(f"`{path.name}::{found['name']}`")
+    for number, names in SCENARIO_FILES.items():
+        tests[number] += [f"`{name}` (whole)" for name in names]
+    untested = [number for number, names in tests.items() if not names]
+    if untested:
+        raise SystemExit(f"scenarios without a test: {untested}")
+    rows = [[f"H{number:02}", what, "<br>".join(tests[number])] for number, what in SCENARIOS.items()]
+    return f"{SCENARIOS_HEAD}\n{table(['', 'what went wrong elsewhere', 'tests, in `tests/`'], rows)}"
+
+
+PAGES = {
+    "docs/architecture.md": architecture_page,
+    "docs/lifecycle.md": lifecycle_page,
+    "docs/scenarios.md": scenarios_page,
+}
 """Every page that is made from the code, in whole or in part, by its path from the repository root."""
 
 
