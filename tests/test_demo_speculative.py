@@ -105,9 +105,7 @@ def say(
     lookup_policy: ContextCacheLookupPolicy = ContextCacheLookupPolicy.USE_CACHE,
 ) -> SpeculativeAnswer:
     """Answer one prompt."""
-    answer = SpeculativeAnswer(stop)
-    answer_speculatively(runtime, prompt, answer, lookup_policy=lookup_policy)
-    return answer
+    return answer_speculatively(runtime, prompt, stop, lookup_policy=lookup_policy)
 
 
 def cold_draft_pages() -> PagedKv:

@@ -27,7 +27,7 @@ from ctxcache import (
     ContextCacheSequenceAdvance,
     DecodingKvHeadroom,
 )
-from demo_runtime.conversation import Answer
+from demo_runtime.conversation import Answer, StopRule
 from demo_runtime.drafters import Drafter, Proposal
 from demo_runtime.eagle import rows_of
 from demo_runtime.engine import Engine
@@ -121,19 +121,20 @@ class SpeculativeRuntime:
 def answer_speculatively(
     runtime: SpeculativeRuntime,
     prompt: Sequence[int],
-    answer: SpeculativeAnswer,
+    stop: StopRule,
     *,
     lookup_policy: ContextCacheLookupPolicy = ContextCacheLookupPolicy.USE_CACHE,
-) -> None:
+) -> SpeculativeAnswer:
     """Answer a prompt as greedy decoding would, drafting ahead.
 
     Args:
         runtime: base, drafter, and their context cache.
         prompt: token ids.
-        answer: an empty one; it is filled.
+        stop: when the answer ends.
         lookup_policy: `BYPASS` computes everything and keeps nothing.
     """
     coordinator = runtime.coordinator
+    answer = SpeculativeAnswer(stop)
     started = time.perf_counter()
     admission = ContextCacheBatchAdmission(
         [ContextCacheSequenceAdmission(prompt)], execution_mode=runtime.mode, lookup_policy=lookup_policy
@@ -167,6 +168,7 @@ def answer_speculatively(
                 common_state_lengths=[runtime.common_length()],
             ).raise_for_status()
         coordinator.finish(request).raise_for_status()
+    return answer
 
 
 def _draft_and_verify(runtime: SpeculativeRuntime, prompt: Sequence[int], answer: SpeculativeAnswer) -> list[int]:

@@ -61,10 +61,10 @@ COLUMNS: Final[dict[str, Callable[[SpeculativeTurn], str]]] = {
     "prompt": lambda t: str(t.prompt_tokens),
     "reused": lambda t: str(t.with_reuse.reused_tokens),
     "answer": lambda t: str(len(t.greedy.tokens)),
-    "a step, with": lambda t: f"{t.with_reuse.tokens_per_step:.2f}",
-    "without": lambda t: f"{t.without.tokens_per_step:.2f}",
-    "accepted, with": lambda t: f"{t.with_reuse.acceptance:.0%}",
-    "without ": lambda t: f"{t.without.acceptance:.0%}",
+    "a step with": lambda t: f"{t.with_reuse.tokens_per_step:.2f}",
+    "a step without": lambda t: f"{t.without.tokens_per_step:.2f}",
+    "accepted with": lambda t: f"{t.with_reuse.acceptance:.0%}",
+    "accepted without": lambda t: f"{t.without.acceptance:.0%}",
     "tokens equal": lambda t: yes_or_no(t.tokens_equal),
     "logits bit-equal": lambda t: yes_or_no(t.logits_equal),
     "drafts bit-equal": lambda t: yes_or_no(t.drafts_equal),
@@ -109,8 +109,8 @@ class SpeculativeHarness:
             result = SpeculativeTurn(
                 turn,
                 len(prompt),
-                self._answer(prompt, stop, ContextCacheLookupPolicy.USE_CACHE),
-                self._answer(prompt, stop, ContextCacheLookupPolicy.BYPASS),
+                answer_speculatively(self._runtime, prompt, stop),
+                answer_speculatively(self._runtime, prompt, stop, lookup_policy=ContextCacheLookupPolicy.BYPASS),
                 self._greedy(prompt, stop),
             )
             # A hit gives its last page back.
@@ -134,13 +134,6 @@ class SpeculativeHarness:
             shared -= shared % self._page
             talk = talk[:shared]
         return self._chat.extend(talk, exchange.message), shared
-
-    def _answer(
-        self, prompt: Sequence[int], stop: StopRule, lookup_policy: ContextCacheLookupPolicy
-    ) -> SpeculativeAnswer:
-        answer = SpeculativeAnswer(stop)
-        answer_speculatively(self._runtime, prompt, answer, lookup_policy=lookup_policy)
-        return answer
 
     def _check(self, name: str, turn: SpeculativeTurn, expected_reuse: int) -> None:
         report, reuse, cold = self._report, turn.with_reuse, turn.without

@@ -24,7 +24,7 @@ from demo_runtime.main_job import DOCUMENT, read_model
 from demo_runtime.model import LlamaModel, LlamaShape, random_llama
 from demo_runtime.paged import PagedKv, allocate_pools, identity_table
 from demo_runtime.report import Report
-from demo_runtime.speculative import SpeculativeAnswer, SpeculativeRuntime, answer_speculatively
+from demo_runtime.speculative import SpeculativeRuntime, answer_speculatively
 from demo_runtime.speculative_harness import Exchange, SpeculativeHarness
 
 SIZES: Final = EngineSizes(max_batch_size=1, max_sequence_length=1056, tokens_per_page=32, num_pages=80)
@@ -142,4 +142,4 @@ def warm_up() -> None:
     for runtime in (eagle_runtime(model, draft), ngram_runtime(model)):
         with runtime.coordinator:
             for _ in range(2):
-                answer_speculatively(runtime, range(70), SpeculativeAnswer(StopRule(end_token=-1, max_tokens=40)))
+                answer_speculatively(runtime, range(70), StopRule(end_token=-1, max_tokens=40))
