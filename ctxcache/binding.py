@@ -17,7 +17,7 @@ from ctxcache.device.page_table import KVPageTable
 from ctxcache.device.resources import DRAFT_KINDS, ContextCachePhysicalResources, check_resources
 from ctxcache.device.snapshots import HybridSnapshotStorage
 from ctxcache.device.streams import stream_handle
-from ctxcache.errors import ContractError
+from ctxcache.errors import ContractError, DeploymentError
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.intake import Int32s
 from ctxcache.metrics import CoordinatorCounters
@@ -173,7 +173,11 @@ def bind_device(
         DeploymentError: they do not agree.
         ContractError: the stream is no stream.
     """
+    if not isinstance(config, ContextCacheConfig):
+        raise DeploymentError(f"config is a {type(config).__name__}; pass a ContextCacheConfig")
     check_resources(deployment, kind, resources)
+    if not (synchronizer is None or callable(synchronizer)):
+        raise DeploymentError(f"synchronizer is a {type(synchronizer).__name__}; pass a callable, or None to wait")
     stream_handle(stream)
     ops = resources.base_cache.device_ops if device_ops is None else device_ops
     storage = None

@@ -19,7 +19,9 @@ from ctxcache import (
     BlockKeyExtras,
     ContextCacheBatchAdmission,
     ContextCacheConfig,
+    ContextCacheCoordinator,
     ContextCacheCoordinatorStatus,
+    ContextCachePhysicalResources,
     ContextCacheSequenceAdmission,
     ContextCacheSequenceAdvance,
     ContractError,
@@ -471,3 +473,28 @@ def test_a_session_refuses_bad_progress_and_lives_on(tokens):
         assert session.active == [0]
         assert session.decoded([7], finished=[True]) == [-1]
         assert session.active == []
+
+
+@pytest.mark.parametrize("value", [None, "x", 5, [], np.zeros(2), object()], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("place", ["config", "deployment", "kind", "resources", "base_cache", "base_page_table"])
+def test_a_coordinator_checks_what_it_is_built_from(place, value):
+    """Each argument of another type is a `DeploymentError` at construction, and the resources stay free for another."""
+    harness = Harness(max_tokens=64, page=8)
+    assert harness.coordinator.shutdown() is OK
+    resources = {"base_cache": harness.cache, "base_page_table": harness.table}
+    arguments = {
+        "config": harness.config,
+        "deployment": harness.make_deployment(),
+        "kind": harness.kind,
+        "resources": ContextCachePhysicalResources(**resources),
+    }
+    if place in resources:
+        arguments["resources"] = ContextCachePhysicalResources(**{**resources, place: value})
+    else:
+        arguments[place] = value
+    with pytest.raises(DeploymentError):
+        ContextCacheCoordinator(*arguments.values(), None)
+    with pytest.raises(DeploymentError, match="synchronizer"):
+        ContextCacheCoordinator(harness.config, harness.make_deployment(), harness.kind, harness.resources, None, 5)
+    harness.coordinator = harness.build()
+    harness.run(T(20))

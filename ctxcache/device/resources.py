@@ -41,9 +41,10 @@ def check_resources(
     """
     actual = validate_context_cache_deployment(deployment)
     if kind is not actual:
-        raise DeploymentError(
-            f"the deployment is {actual.name} and the coordinator is built for {kind.name}; pass that"
-        )
+        stated = kind.name if isinstance(kind, ContextCacheDeploymentKind) else repr(kind)
+        raise DeploymentError(f"the deployment is {actual.name} and the coordinator is built for {stated}; pass that")
+    if not isinstance(resources, ContextCachePhysicalResources):
+        raise DeploymentError(f"resources are a {type(resources).__name__}; pass ContextCachePhysicalResources")
     _check_cache("base", deployment.base, resources.base_cache)
     if kind is not ContextCacheDeploymentKind.PURE_RECURRENT:
         _check_table("base", deployment.base, resources.base_page_table)
@@ -65,6 +66,8 @@ def check_resources(
 
 
 def _check_cache(role: str, engine: EngineConfig, cache: HybridCacheManager) -> None:
+    if not isinstance(cache, HybridCacheManager):
+        raise DeploymentError(f"the {role} cache is a {type(cache).__name__}; pass a HybridCacheManager")
     for field in fields(EngineConfig):
         wanted, found = getattr(engine, field.name), getattr(cache.config, field.name)
         if found != wanted:
@@ -82,6 +85,8 @@ def _check_cache(role: str, engine: EngineConfig, cache: HybridCacheManager) -> 
 def _check_table(role: str, engine: EngineConfig, table: KVPageTable | None) -> None:
     if table is None:
         raise DeploymentError(f"the {role} engine has attention layers and no page table; pass a KVPageTable")
+    if not isinstance(table, KVPageTable):
+        raise DeploymentError(f"the {role} page table is a {type(table).__name__}; pass a KVPageTable")
     agreements = (
         ("num_pages", table.num_pages, engine.num_pages),
         ("max_batch", table.max_batch, engine.max_batch_size),
