@@ -93,9 +93,7 @@ class DeviceBinding:
 
     def distrust_device_rows(self) -> None:
         """Take nothing for uploaded: after a failed drain the device views may hold anything."""
-        for table in (self.link.resources.base_page_table, self.link.resources.draft_page_table):
-            if table is not None:
-                table.forget_device_rows()
+        self.link.distrust_device_rows()
 
     def bind_rows(self, batch: Batch) -> None:
         """Give every slot its lease's pages on the host; rows behind the batch are cleared."""

@@ -87,6 +87,8 @@ class Custody:
                 raise failure.cause from None
             return Status.POISONED
         except BaseException:
+            # An upload that broke off halfway has noted rows as uploaded that are not: the next request would read them.
+            self._link.distrust_device_rows()
             request.discards_unpublished = True
             raise
         return Status.OK
@@ -97,6 +99,7 @@ class Custody:
         try:
             yield
         except BaseException as error:
+            self._link.distrust_device_rows()
             request.discards_unpublished = True
             if is_declared(request, "device_failed"):
                 fire(request, "device_failed")

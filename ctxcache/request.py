@@ -50,6 +50,12 @@ class DeviceLink:
         if hear is not None:
             hear(operation)
 
+    def distrust_device_rows(self) -> None:
+        """Take no page-table row for uploaded: the device views may hold anything after a failure. Host work only."""
+        for table in (self.resources.base_page_table, self.resources.draft_page_table):
+            if table is not None:
+                table.forget_device_rows()
+
     def prove(self) -> int | None:
         """Drain the stream once; returns the synchroniser's code."""
         self.counters.drains += 1

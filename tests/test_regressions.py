@@ -28,6 +28,7 @@ from ctxcache import (
     DecodingKvHeadroom,
     DeploymentConfig,
     DeploymentError,
+    DeviceError,
     EngineConfig,
     Hash128,
     LayerType,
@@ -498,3 +499,58 @@ def test_a_coordinator_checks_what_it_is_built_from(place, value):
         ContextCacheCoordinator(harness.config, harness.make_deployment(), harness.kind, harness.resources, None, 5)
     harness.coordinator = harness.build()
     harness.run(T(20))
+
+
+class HalfwayOps:
+    """Ops whose uploads do, when told to, all the host's work and then fail before the device has anything."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.inner = NumpyDeviceOps()
+        self.error = error
+        self.countdown = -1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def upload_rows(self, table: Any, stream: Any) -> None:
+        """Fail at the upload that the countdown reaches: the table believes that its rows have left."""
+        self.countdown -= 1
+        before = self.inner.to_host(table.kernel_view)
+        self.inner.upload_rows(table, stream)
+        if self.countdown == 0:
+            self.inner.to_device(table.kernel_view, before)
+            raise self.error
+
+
+@pytest.mark.parametrize("harness_type", [Harness, HybridHarness, EagleHarness, MtpHarness])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("out of staging memory"), KeyboardInterrupt()], ids=["error", "interrupt"]
+)
+@pytest.mark.parametrize("upload", [1, 2, 3, 4])
+def test_rows_of_an_upload_that_broke_off_are_uploaded_again(harness_type, error, upload):
+    """After an upload that failed halfway the next request's device rows are its own, whichever upload it was."""
+    ops = HalfwayOps(error)
+    harness = harness_type(max_batch=2, max_tokens=64, page=8, ops=ops)
+    harness.run(V(9))
+    ops.countdown = upload
+    request, _ = harness.admit(T(20), U(15))
+    failed = False
+    try:
+        assert harness.coordinator.prepare_prefill(request) is OK
+        advances = [ContextCacheSequenceAdvance([7], 20), ContextCacheSequenceAdvance([7], 15)]
+        common = [20, 15] if harness_type is EagleHarness else None
+        assert harness.coordinator.finalize_prefill_publication(request, advances, common) is OK
+        assert harness.coordinator.prepare_decode_step(request, headroom=DecodingKvHeadroom(12, 12)) is OK
+    except (DeviceError, KeyboardInterrupt):
+        failed = True
+    assert failed or ops.countdown > 0
+    assert harness.coordinator.abandon(request) is OK
+    ops.countdown = -1
+    # The same leases as the failed request had: only what is noted as uploaded tells the two apart.
+    request, _ = harness.admit(T(20), U(15))
+    assert harness.coordinator.prepare_prefill(request) is OK
+    for slot, sequence in enumerate(request.inspect().sequences):
+        assert harness.pages_of(slot) == sequence.lease.base_pages.tolist()
+        if isinstance(harness, EagleHarness):
+            assert harness.draft_pages_of(slot) == sequence.lease.draft_pages.tolist()
+    assert harness.coordinator.abandon(request) is OK
