@@ -533,24 +533,26 @@ def test_rows_of_an_upload_that_broke_off_are_uploaded_again(harness_type, error
     harness = harness_type(max_batch=2, max_tokens=64, page=8, ops=ops)
     harness.run(V(9))
     ops.countdown = upload
-    request, _ = harness.admit(T(20), U(15))
+    request, _ = harness.admit(T(20))
     failed = False
     try:
         assert harness.coordinator.prepare_prefill(request) is OK
-        advances = [ContextCacheSequenceAdvance([7], 20), ContextCacheSequenceAdvance([7], 15)]
-        common = [20, 15] if harness_type is EagleHarness else None
+        advances = [ContextCacheSequenceAdvance([7], 20)]
+        common = [20] if harness_type is EagleHarness else None
         assert harness.coordinator.finalize_prefill_publication(request, advances, common) is OK
         assert harness.coordinator.prepare_decode_step(request, headroom=DecodingKvHeadroom(12, 12)) is OK
     except (DeviceError, KeyboardInterrupt):
         failed = True
     assert failed or ops.countdown > 0
+    pages = request.inspect().sequences[0].lease.base_pages.tolist()
     assert harness.coordinator.abandon(request) is OK
     ops.countdown = -1
     # The same leases as the failed request had: only what is noted as uploaded tells the two apart.
-    request, _ = harness.admit(T(20), U(15))
+    request, _ = harness.admit(T(20))
     assert harness.coordinator.prepare_prefill(request) is OK
-    for slot, sequence in enumerate(request.inspect().sequences):
-        assert harness.pages_of(slot) == sequence.lease.base_pages.tolist()
-        if isinstance(harness, EagleHarness):
-            assert harness.draft_pages_of(slot) == sequence.lease.draft_pages.tolist()
+    lease = request.inspect().sequences[0].lease
+    assert lease.base_pages.tolist() == pages[: len(lease.base_pages)]
+    assert harness.pages_of(0) == lease.base_pages.tolist()
+    if isinstance(harness, EagleHarness):
+        assert harness.draft_pages_of(0) == lease.draft_pages.tolist()
     assert harness.coordinator.abandon(request) is OK
