@@ -53,9 +53,8 @@ class Custody:
             ContractError: the operation was called from inside another one of the same thread.
         """
         thread = threading.get_ident()
-        if (
-            self._thread == thread and self._lock.locked()
-        ):  # an interrupt may have left a note of an operation that ended
+        # The lock is asked too: an interrupt may have left the note of an operation that has ended.
+        if self._thread == thread and self._lock.locked():
             raise ContractError(
                 f"{operation} was called from inside a hook, synchroniser or callback of the same coordinator; "
                 "call it after the running operation has returned"
