@@ -1,7 +1,7 @@
 """The manager's memory: a structure of arrays that compiled code works on, and the names of its rows.
 
-Every array is allocated once, for the whole pool; only the lease arena grows, and is apart for that. A base page id is also the id of the
-block (tree node) that the page is canonical for. `-1` stands for "none" in every array of ids.
+Every array is allocated once, for the whole pool; only the lease arena grows, and is apart for that. A base page id is
+also the id of the block (tree node) that the page is canonical for. `-1` stands for "none" in every array of ids.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.ids import ContextCacheDeploymentKind, ResourceType
+from ctxcache.ids import PAIRED_KINDS, RECURRENT_KINDS, ContextCacheDeploymentKind, ResourceType
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -22,14 +22,6 @@ Flags = NDArray[np.bool_]
 # int64 values, not literals: Numba would compile everything that takes a literal kind once for each.
 NUM_RESOURCE_KINDS = 4
 BASE, DRAFT, RECURRENT, PARTIAL = cast("tuple[int, int, int, int]", tuple(np.arange(NUM_RESOURCE_KINDS)))
-CHECKPOINT_KINDS = frozenset(
-    {
-        ContextCacheDeploymentKind.PURE_RECURRENT,
-        ContextCacheDeploymentKind.HYBRID,
-        ContextCacheDeploymentKind.HYBRID_MTP,
-    }
-)
-PAIRED_KINDS = frozenset({ContextCacheDeploymentKind.EAGLE, ContextCacheDeploymentKind.HYBRID_MTP})
 RESOURCE_KIND = {
     ResourceType.BASE_KV_PAGE: BASE,
     ResourceType.DRAFT_KV_PAGE: DRAFT,
@@ -139,7 +131,7 @@ class Arena(NamedTuple):
 def allocate_core(kind: ContextCacheDeploymentKind, capacities: tuple[int, int, int, int], max_records: int) -> Core:
     """Allocate empty pools of the given capacities, in the order of the kinds of resources."""
     num_pages, _, num_recurrent, _ = capacities
-    checkpoints = kind in CHECKPOINT_KINDS
+    checkpoints = kind in RECURRENT_KINDS
     pairs = kind in PAIRED_KINDS
     extended = checkpoints or pairs
     num_records = min(max_records, num_recurrent if checkpoints else num_pages) + 1

@@ -112,6 +112,19 @@ class ContextCacheDeploymentKind(Enum):
     SHARED_KV = "shared_kv"
 
 
+RECURRENT_KINDS = frozenset(
+    {
+        ContextCacheDeploymentKind.PURE_RECURRENT,
+        ContextCacheDeploymentKind.HYBRID,
+        ContextCacheDeploymentKind.HYBRID_MTP,
+    }
+)
+"""Deployments whose base has recurrent layers: they reuse state at checkpoints, exact lengths that were captured."""
+
+PAIRED_KINDS = frozenset({ContextCacheDeploymentKind.EAGLE, ContextCacheDeploymentKind.HYBRID_MTP})
+"""Deployments whose draft model has pages of its own, which are reused in pairs with the base's."""
+
+
 class Phase(Enum):
     """The part of its life that a request is in, as callers see it."""
 

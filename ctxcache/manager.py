@@ -16,7 +16,6 @@ from ctxcache.checkpoints import list_lengths
 from ctxcache.config import EXECUTION_MODES
 from ctxcache.core import (
     CAPACITY,
-    CHECKPOINT_KINDS,
     COMMITTED,
     EVICTED,
     EXISTING,
@@ -24,7 +23,6 @@ from ctxcache.core import (
     NUM_NODES,
     NUM_RECORDS,
     PAIRED_COMMITS,
-    PAIRED_KINDS,
     RECLAIMED,
     REFUSED,
     RESOURCE_KIND,
@@ -34,6 +32,8 @@ from ctxcache.core import (
 from ctxcache.errors import ContractError
 from ctxcache.eviction import evict_everything
 from ctxcache.ids import (
+    PAIRED_KINDS,
+    RECURRENT_KINDS,
     AcquireStatus,
     ContextCacheDeploymentKind,
     ContextCacheExecutionMode,
@@ -95,7 +95,7 @@ class ContextCacheManager:
         self._page_tokens = as_count("tokens_per_page", tokens_per_page, least=1)
         self._kind = kind
         self._has_pages = kind is not ContextCacheDeploymentKind.PURE_RECURRENT
-        self._has_checkpoints = kind in CHECKPOINT_KINDS
+        self._has_checkpoints = kind in RECURRENT_KINDS
         self._mtp = kind is ContextCacheDeploymentKind.HYBRID_MTP
         capacities = (
             self._pool_size("num_base_pages", num_base_pages, useful=self._has_pages),

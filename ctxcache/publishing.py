@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 
 from ctxcache.arguments import as_count, as_keys, check_exact_keys
 from ctxcache.core import (
-    CHECKPOINT_KINDS,
     CHECKPOINTS_ALLOWED,
     KNOWN,
     NUM_BASE,
@@ -20,7 +19,7 @@ from ctxcache.core import (
 )
 from ctxcache.endpoints import BEYOND_PAGES, FOUND, NO_CHAIN, NOT_OWN_PREFIX, SLOT_TAKEN, publish_endpoint
 from ctxcache.errors import ContractError, InvariantError
-from ctxcache.ids import ContextCacheDeploymentKind, PublishStatus
+from ctxcache.ids import RECURRENT_KINDS, ContextCacheDeploymentKind, PublishStatus
 from ctxcache.lease_arena import LeaseArena
 from ctxcache.leases import drop_slots, reserve_slots
 from ctxcache.outcomes import CacheRequestLease, HybridCheckpointKey, HybridSnapshotReservation, PublishResult
@@ -51,7 +50,7 @@ class Publisher:
         self._records = records
         self._kind = kind
         self._page_tokens = tokens_per_page
-        self._has_checkpoints = kind in CHECKPOINT_KINDS
+        self._has_checkpoints = kind in RECURRENT_KINDS
         self._has_pages = kind is not ContextCacheDeploymentKind.PURE_RECURRENT
         self._mtp = kind is ContextCacheDeploymentKind.HYBRID_MTP
 

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ctxcache.fsm.states import LIVE, PENDING, State
+from ctxcache.ids import PAIRED_KINDS, RECURRENT_KINDS
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 
 ALL_KINDS = frozenset(Kind)
 PAGED_KINDS = ALL_KINDS - {Kind.PURE_RECURRENT}
-PAIRED_KINDS = frozenset({Kind.EAGLE, Kind.HYBRID_MTP})
-RECURRENT_KINDS = frozenset({Kind.PURE_RECURRENT, Kind.HYBRID, Kind.HYBRID_MTP})
-CHECKPOINT_KINDS = frozenset({Kind.PURE_RECURRENT, Kind.HYBRID})
 FROZEN_KINDS = frozenset({Kind.EAGLE, Kind.SHARED_KV})
 MTP_KINDS = frozenset({Kind.HYBRID_MTP})
+BATCH_CAPTURE_KINDS = RECURRENT_KINDS - MTP_KINDS  # MTP captures one boundary of one sequence at a time
 
 
 class HookKind(Enum):
@@ -96,7 +95,7 @@ def _enqueue(name: str, op: str, kinds: frozenset[Kind], role: str = "") -> Hook
 
 _BASE_ROWS = _enqueue("upload_base_rows", "upload_rows", PAGED_KINDS)
 _DRAFT_ROWS = _enqueue("upload_draft_rows", "upload_rows", PAIRED_KINDS, "draft")
-_CAPTURE = _enqueue("capture_snapshots", "capture", CHECKPOINT_KINDS)
+_CAPTURE = _enqueue("capture_snapshots", "capture", BATCH_CAPTURE_KINDS)
 _PROVE = Hook("prove", HookKind.PROVE, "synchronize", ALL_KINDS)
 
 _PREPARE_PREFILL_HOOKS = (
@@ -194,7 +193,7 @@ _FORWARD = (
         (_CAPTURE, _PROVE),
         guards=(_CAPTURES,),
         operation="complete_decode_step",
-        kinds=CHECKPOINT_KINDS,
+        kinds=BATCH_CAPTURE_KINDS,
     ),
     Transition(
         "complete_decode", State.DECODING, State.SETTLED, guards=(_NO_CAPTURES,), operation="complete_decode_step"
