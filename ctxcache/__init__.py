@@ -7,6 +7,7 @@ reused by later requests that start with the same tokens. `ContextCacheCoordinat
 from typing import TYPE_CHECKING, NoReturn
 
 try:
+    from ctxcache.acquisition import AcquireSequenceResult
     from ctxcache.admission import (
         ContextCacheBatchAdmission,
         ContextCacheBatchAdvance,
@@ -43,7 +44,6 @@ try:
     )
     from ctxcache.explain import MatchExplanation
     from ctxcache.handle import (
-        AcquireSequenceResult,
         AdmissionResult,
         BeginRequestResult,
         RequestHandle,

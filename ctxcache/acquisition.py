@@ -20,7 +20,7 @@ from ctxcache.intake import SequenceIntake
 from ctxcache.manager import ContextCacheManager
 from ctxcache.metrics import CoordinatorCounters
 from ctxcache.modes import STEP_RULES, runs_cold
-from ctxcache.outcomes import AcquireResult, HybridCheckpointKey, MatchResult, ReusePlan
+from ctxcache.outcomes import CacheRequestLease, HybridCheckpointKey, MatchResult, ReusePlan
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +32,16 @@ class Acquisition:
 
     sequences: list[AcquiredSequence] = field(default_factory=list)
     forced_cold: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AcquireSequenceResult:
+    """One sequence's acquisition: its lease, how it went, by which plan, and whether only a cold retry fitted."""
+
+    lease: CacheRequestLease | None
+    status: AcquireStatus
+    plan: ReusePlan
+    forced_cold: bool = False
 
 
 class Acquirer:
@@ -65,13 +75,13 @@ class Acquirer:
         started = time.perf_counter_ns()
         try:
             for intake in intakes:
-                keys, plan = self.plan(admission, intake, headroom, lookup_policy)
-                result, was_forced = self._acquire_one(admission, intake, keys, plan, headroom)
+                keys = self._hasher.start(intake.extras)
+                result = self._acquire_one(admission, intake, keys, headroom, lookup_policy)
                 if result.lease is None:
                     self.release(acquisition)
                     return False
                 acquisition.sequences.append(AcquiredSequence(intake, keys, result.plan, result.lease))
-                acquisition.forced_cold += was_forced
+                acquisition.forced_cold += result.forced_cold
         finally:
             self._counters.planning_nanoseconds += time.perf_counter_ns() - started
         return True
@@ -81,20 +91,6 @@ class Acquirer:
         for sequence in reversed(acquisition.sequences):
             if not sequence.lease.released:
                 self._manager.release(sequence.lease)
-
-    def plan(
-        self,
-        admission: ContextCacheBatchAdmission,
-        intake: SequenceIntake,
-        headroom: DecodingKvHeadroom,
-        lookup_policy: ContextCacheLookupPolicy,
-    ) -> tuple[SequenceKeys, ReusePlan]:
-        """Hash one sequence, unless it bypasses the cache, and plan what it could reuse. Changes nothing."""
-        keys = self._hasher.start(intake.extras)
-        bypass = lookup_policy is ContextCacheLookupPolicy.BYPASS
-        if not bypass:
-            keys.extend(intake.tokens, intake.media)
-        return keys, self._plan(admission, intake, keys, headroom, bypass=bypass)
 
     def _plan(
         self,
@@ -112,10 +108,10 @@ class Acquirer:
             base_extra_tokens=headroom.base_extra_tokens,
             draft_extra_tokens=headroom.draft_extra_tokens if STEP_RULES[admission.execution_mode].paired else 0,
             bypass=bypass,
-            exact_keys=() if bypass else self.checkpoint_keys(intake, keys),
+            exact_keys=() if bypass else self._checkpoint_keys(intake, keys),
         )
 
-    def checkpoint_keys(
+    def _checkpoint_keys(
         self, intake: SequenceIntake, keys: SequenceKeys, *, of_whole_input: bool = False
     ) -> list[HybridCheckpointKey]:
         """Return exact-prefix keys of the lengths at which this input could meet a checkpoint, longest first.
@@ -136,15 +132,22 @@ class Acquirer:
         admission: ContextCacheBatchAdmission,
         intake: SequenceIntake,
         keys: SequenceKeys,
-        plan: ReusePlan,
         headroom: DecodingKvHeadroom,
-    ) -> tuple[AcquireResult, bool]:
-        """Acquire by the plan; where a hit pins exactly what eviction would need, once more without it."""
+        lookup_policy: ContextCacheLookupPolicy,
+    ) -> AcquireSequenceResult:
+        """Hash, plan and acquire; where a hit pins exactly what eviction would need, once more without it.
+
+        `keys` are extended by what is looked up: nothing, when the sequence bypasses the cache.
+        """
+        bypass = lookup_policy is ContextCacheLookupPolicy.BYPASS
+        if not bypass:
+            keys.extend(intake.tokens, intake.media)
+        plan = self._plan(admission, intake, keys, headroom, bypass=bypass)
         result = self._manager.acquire(plan)
-        if result.status is AcquireStatus.INSUFFICIENT_CAPACITY and plan.reused_token_length > 0:
-            cold = self._plan(admission, intake, keys, headroom, bypass=True)
-            return self._manager.acquire(cold), True
-        return result, False
+        forced_cold = result.status is AcquireStatus.INSUFFICIENT_CAPACITY and plan.reused_token_length > 0
+        if forced_cold:
+            result = self._manager.acquire(self._plan(admission, intake, keys, headroom, bypass=True))
+        return AcquireSequenceResult(result.lease, result.status, result.plan, forced_cold)
 
     def match(
         self, admission: ContextCacheBatchAdmission, intake: SequenceIntake, lookup_policy: ContextCacheLookupPolicy
@@ -157,7 +160,7 @@ class Acquirer:
             intake.tokens.size,
             mode=admission.execution_mode,
             bypass=lookup_policy is ContextCacheLookupPolicy.BYPASS,
-            exact_keys=self.checkpoint_keys(intake, keys, of_whole_input=True),
+            exact_keys=self._checkpoint_keys(intake, keys, of_whole_input=True),
         )
 
     def count(self, acquisition: Acquisition, lookup_policy: ContextCacheLookupPolicy) -> None:

@@ -16,14 +16,13 @@ from ctxcache.errors import ContractError
 from ctxcache.fsm import State
 from ctxcache.identity import BlockKeyExtras
 from ctxcache.ids import (
-    AcquireStatus,
     ContextCacheCommitPolicy,
     ContextCacheCoordinatorStatus,
     ContextCacheExecutionMode,
     ContextCacheLookupPolicy,
     Phase,
 )
-from ctxcache.outcomes import CacheRequestLease, ReusePlan
+from ctxcache.outcomes import CacheRequestLease
 from ctxcache.request import Request
 
 if TYPE_CHECKING:
@@ -75,7 +74,17 @@ class SequenceState:
 class RequestState:
     """A request as it stood when `inspect()` was called.
 
-    `request_slot` is `None` once every lease is released. `device_work_pending` and `spec_awaiting_first_completion` are read off the state, not kept beside it.
+    Attributes:
+        owner: the coordinator that admitted it.
+        request_slot: its hold on the admission slot; `None` once every lease is released.
+        stream: the coordinator's stream.
+        execution_mode: as admitted.
+        phase, state: where it is in its lifecycle.
+        device_work_pending: whether work was enqueued and not proven complete; read off the state.
+        spec_awaiting_first_completion: whether the first verification is still to prove the draft's initialisation.
+        pending_compaction_mapping: the new slot of each slot, -1 for those that leave; empty when none is under way.
+        pending_compaction_batch_size: how many survive it; -1 when none is under way.
+        sequences: one a slot; none of a handle that is empty.
     """
 
     owner: ContextCacheCoordinator
@@ -186,16 +195,6 @@ class RequestHandle:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a RequestHandle cannot be pickled; it stands for device memory of this process")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AcquireSequenceResult:
-    """One sequence's acquisition: its lease, how it went, by which plan, and whether only a cold retry fitted."""
-
-    lease: CacheRequestLease | None
-    status: AcquireStatus
-    plan: ReusePlan
-    forced_cold: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from ctxcache.acquisition import Acquirer, effective_lookup_policy
 from ctxcache.admission import ContextCacheBatchAdmission
-from ctxcache.binding import DeviceBinding, bind_device
+from ctxcache.binding import bind_device
 from ctxcache.config import EXECUTION_MODES, ContextCacheConfig, DeploymentConfig
 from ctxcache.custody import Custody
 from ctxcache.device.ops import DeviceOps, StreamSynchronizer
@@ -51,7 +51,7 @@ class CoordinatorService:
         binding = bind_device(
             config, deployment, deployment_kind, resources, stream, synchronizer, device_ops, self._counters
         )
-        self._binding: DeviceBinding = binding
+        self._binding = binding
         self._manager = ContextCacheManager(
             tokens_per_page=deployment.base.tokens_per_page,
             num_base_pages=binding.num_base_pages,
@@ -64,14 +64,11 @@ class CoordinatorService:
         hasher = KeyHasher(deployment.base.tokens_per_page, config.hash_key)
         self._identities = IdentityMemory(hasher, deployment.base.tokens_per_page)
         self._acquirer = Acquirer(
-            self._manager,
-            hasher,
-            self._counters,
-            has_checkpoints=binding.link.storage is not None,
+            self._manager, hasher, self._counters, has_checkpoints=binding.link.storage is not None
         )
         self._custody = Custody(self._manager, binding.link)
         binding.bind(self._custody)
-        self._lifetime = weakref.finalize(self, end_of_life, self._custody, resources)
+        weakref.finalize(self, end_of_life, self._custody, resources)
 
     def shutdown(self) -> Status:
         """Stop admitting, and end a quarantine by proving the device idle. Idempotent; published records stay.

@@ -15,9 +15,14 @@ from ctxcache.admission import (
     ContextCacheSequenceAdvance,
     DecodingKvHeadroom,
 )
-from ctxcache.errors import ContractError
+from ctxcache.errors import ContractError, RequestFailedError
 from ctxcache.identity import BlockKeyExtras
-from ctxcache.ids import ContextCacheCommitPolicy, ContextCacheExecutionMode, ContextCacheLookupPolicy
+from ctxcache.ids import (
+    ContextCacheCommitPolicy,
+    ContextCacheCoordinatorStatus,
+    ContextCacheExecutionMode,
+    ContextCacheLookupPolicy,
+)
 from ctxcache.intake import RETIRED
 
 if TYPE_CHECKING:
@@ -104,6 +109,12 @@ class CoordinatorSession:
     def __enter__(self) -> Self:
         coordinator = self._coordinator
         begun = coordinator.begin_request(self._admission, coordinator.stream, headroom=self._headroom)
+        if begun.status is ContextCacheCoordinatorStatus.REQUEST_FAILED:
+            raise RequestFailedError(
+                "too few pages are free for this batch; try a smaller one, or raise num_pages"
+                if coordinator.idle
+                else "another request is active; leave its block, or finish it, first"
+            )
         begun.status.raise_for_status()
         assert begun.admission is not None  # noqa: S101 - the status was OK
         self._handle = begun.admission.request
@@ -120,9 +131,10 @@ class CoordinatorSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        status = self._coordinator.finish(self.handle) if kind is None else self._coordinator.abandon(self.handle)
         if kind is None:
-            status.raise_for_status()
+            self._coordinator.finish(self.handle).raise_for_status()
+        else:
+            self._coordinator.abandon(self.handle)
 
     def prefill_enqueued(self) -> None:
         """Say that the whole prefill is enqueued, before the runtime synchronises: checkpoints are captured here.
@@ -138,22 +150,25 @@ class CoordinatorSession:
             next_tokens: one token a sequence (or runs of exactly one).
             common_lengths: as in `finalize_prefill_publication`.
         """
-        runs = _runs(next_tokens)
+        handle, runs = self.handle, _runs(next_tokens)
         _same_count(runs, self._active)
         advances = [ContextCacheSequenceAdvance(run, length) for run, length in zip(runs, self._lengths, strict=True)]
-        self._coordinator.finalize_prefill_publication(self.handle, advances, common_lengths).raise_for_status()
+        self._coordinator.finalize_prefill_publication(handle, advances, common_lengths).raise_for_status()
 
     def before_decode(self) -> None:
         """Make room for the next step of every active sequence.
 
         Raises:
             RequestFailedError: out of pages or rows. Nothing but leaving the block is possible then; ask
-                `can_decode()` beforehand to end single sequences instead.
+                `can_decode()` beforehand, and `retire()` single sequences instead.
         """
         self._coordinator.prepare_decode_step(self.handle, headroom=self._headroom).raise_for_status()
 
     def can_decode(self) -> NDArray[np.bool_]:
-        """Tell which active sequences could grow for the next step, `bool[active]`, without any effect."""
+        """Tell which active sequences could grow for the next step, `bool[active]`, without any effect.
+
+        Pages that a sequence would give back by leaving are not counted: `retire()` one, then ask again.
+        """
         return self._coordinator.can_prepare_decode_step(self.handle, headroom=self._headroom)
 
     def decoded(
@@ -174,18 +189,37 @@ class CoordinatorSession:
             `None` when the slots stayed as they were; else the new slot of each old one, -1 for those that left. When the
             last one has left, nothing moves on the device any more.
         """
-        runs = _runs(next_tokens)
+        handle, runs = self.handle, _runs(next_tokens)
         _same_count(runs, self._active)
         ended = _flags(finished, len(runs))
         _same_count(ended, self._active)
         lengths = [self._lengths[index] + len(run) for index, run in zip(self._active, runs, strict=True)]
         advances = [ContextCacheSequenceAdvance(run, length) for run, length in zip(runs, lengths, strict=True)]
         self._coordinator.complete_decode_step(
-            self.handle, advances, np.flatnonzero(ended).astype(np.int32), common_lengths
+            handle, advances, np.flatnonzero(ended).astype(np.int32), common_lengths
         ).raise_for_status()
         for index, length in zip(self._active, lengths, strict=True):
             self._lengths[index] = length
         return self._compact(ended) if ended.any() else None
+
+    def retire(self, leaving: Sequence[bool] | NDArray[np.bool_]) -> list[int] | None:
+        """End sequences between two steps: cancelled ones, or those for which there is no page.
+
+        Their pages are free afterwards, apart from what is published: of these sequences, the prompts.
+
+        Args:
+            leaving: one flag for each active sequence, in slot order.
+
+        Returns:
+            As `decoded`.
+
+        Raises:
+            ContractError: not between two steps, or a flag too few or too many. Nothing has changed.
+        """
+        self._coordinator.require_between_steps(self.handle)
+        gone = _flags(leaving, len(self._active), "leaving")
+        _same_count(gone, self._active)
+        return self._compact(gone) if gone.any() else None
 
     def _compact(self, ended: NDArray[np.bool_]) -> list[int]:
         mapping = np.where(ended, RETIRED, np.cumsum(~ended) - 1).astype(np.int32)
