@@ -58,7 +58,9 @@ def njit_part(function: _Function) -> _Function:
 
     It gets no wrapper that takes Python objects apart, which is a third of the time that compilation takes.
     """
-    return _cached(function, numba.njit(nogil=True, _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
+    return _cached(
+        function, numba.njit(nogil=True, _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+    )
 
 
 def _cached(function: _Function, dispatcher: Any) -> _Function:
