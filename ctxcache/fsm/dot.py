@@ -11,24 +11,29 @@ from typing import Literal
 
 from ctxcache.errors import ContextCacheError
 from ctxcache.fsm.edges import GROUPS
-from ctxcache.fsm.picture import Arrow, Label, View, arrows, identifier, places, short_name, style_of
+from ctxcache.fsm.picture import (
+    FILLS,
+    INK,
+    Arrow,
+    Label,
+    View,
+    arrows,
+    identifier,
+    places,
+    says_itself,
+    short_name,
+    style_of,
+)
 from ctxcache.fsm.states import DESCRIPTIONS, INITIAL, State
 
 _HEADERS = {"svg": b"<svg", "png": b"\x89PNG\r\n\x1a\n"}
 _HEADER_WITHIN = {"svg": 1024, "png": 8}
 _TIMEOUT_SECONDS = 60
 
-_INK = "#1f2328"
 _QUIET = "#57606a"
 _FAILURE = "#b42318"
 _EXIT = "#6b7280"
 _HOOK_COLORS = {"enqueue": "#9a6700", "prove": "#1a7f37"}
-_FILLS = {
-    "pending": ("#fdecc8", "#b7791f"),
-    "idle": ("#e6f4ea", "#2f7d4f"),
-    "broken": ("#fde2e1", "#b42318"),
-    "gone": ("#eef0f3", "#6b7280"),
-}
 _LEGEND = (
     f'<br/><font point-size="10" color="{_QUIET}">amber: device work is enqueued and not proven complete&nbsp;&nbsp;&nbsp;'
     "green: none is pending&nbsp;&nbsp;&nbsp;dashed red: how a failure is accounted for</font>"
@@ -82,7 +87,7 @@ def dot(view: View) -> str:
 
 
 def _nodes(shown: dict[str, tuple[State, ...]]) -> Iterator[str]:
-    yield f'start [shape=circle, style=filled, fillcolor="{_INK}", label="", width=0.16]'
+    yield f'start [shape=circle, style=filled, fillcolor="{INK}", label="", width=0.16]'
     for group, states in shown.items():
         if not group:
             yield from map(_node, states)
@@ -95,7 +100,7 @@ def _nodes(shown: dict[str, tuple[State, ...]]) -> Iterator[str]:
 
 
 def _node(state: State) -> str:
-    fill, line = _FILLS[style_of(state)]
+    fill, line = FILLS[style_of(state)]
     text = f"<b>{short_name(state)}</b>" + "".join(
         f'<br/><font point-size="9" color="{_QUIET}">{escape(part)}</font>' for part in wrap(DESCRIPTIONS[state], 34)
     )
@@ -105,7 +110,7 @@ def _node(state: State) -> str:
 def _arrow(arrow: Arrow) -> str:
     # Graphviz ends edges at nodes and clips them at the cluster: the group's last state is nearest to what follows.
     tail = GROUPS[arrow.source][-1].value if arrow.source in GROUPS else arrow.source
-    color = _FAILURE if arrow.fails else _EXIT if arrow.target is State.RELEASED else _INK
+    color = _FAILURE if arrow.fails else _EXIT if arrow.target is State.RELEASED else INK
     attributes = [f"label=<{_table(arrow.labels)}>", f'color="{color}"', f'fontcolor="{color}"']
     if arrow.source in GROUPS:
         attributes.append(f"ltail=cluster_{arrow.source}")
@@ -127,8 +132,8 @@ def _rows(label: Label) -> Iterator[str]:
     for line in label.conditions:
         yield f'<font color="{_QUIET}"><i>{escape(line)}</i></font>'
     for heading, names in label.parts:
-        color = _HOOK_COLORS.get(heading, _INK)
-        if names[0].partition(" ")[0] == heading:
+        color = _HOOK_COLORS.get(heading, INK)
+        if says_itself(heading, names):
             yield from (f'<font color="{color}">{escape(name)}</font>' for name in names)
             continue
         if len(names) == 1:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ctxcache.fsm.picture import Arrow, Label, View, arrows, identifier, places, short_name, style_of
+from ctxcache.fsm.picture import (
+    FILLS,
+    INK,
+    Arrow,
+    Label,
+    View,
+    arrows,
+    identifier,
+    places,
+    says_itself,
+    short_name,
+    style_of,
+)
 from ctxcache.fsm.states import INITIAL, State
 
 _BREAK = "<br/>"
 _ONE_LINE = 24  # characters; Mermaid wraps what is much longer
-_STYLES = (
-    "classDef pending fill:#fdecc8,stroke:#b7791f,color:#1f2328",
-    "classDef idle fill:#e6f4ea,stroke:#2f7d4f,color:#1f2328",
-    "classDef broken fill:#fde2e1,stroke:#b42318,color:#1f2328",
-    "classDef gone fill:#eef0f3,stroke:#6b7280,color:#1f2328",
-)
+_STYLES = tuple(f"classDef {style} fill:{fill},stroke:{line},color:{INK}" for style, (fill, line) in FILLS.items())
 
 
 def mermaid(view: View) -> str:
@@ -64,7 +71,7 @@ def _text(label: Label) -> str:
     """The label's lines. No colon, list mark or quote: one release or another of Mermaid trips over each of them."""
     lines = [label.title, *label.conditions]
     for heading, names in label.parts:
-        if names[0].partition(" ")[0] == heading:
+        if says_itself(heading, names):
             lines.extend(names)
         elif len(names) == 1 and len(heading) + len(names[0]) < _ONE_LINE:
             lines.append(f"{heading}{label.joint}{names[0]}")

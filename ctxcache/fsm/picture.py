@@ -12,6 +12,16 @@ from ctxcache.fsm.table import ALL_KINDS
 from ctxcache.ids import ContextCacheDeploymentKind
 
 View = Literal["lifecycle", "faults"]
+Style = Literal["pending", "idle", "broken", "gone"]
+
+INK = "#1f2328"
+FILLS: dict[Style, tuple[str, str]] = {
+    "pending": ("#fdecc8", "#b7791f"),
+    "idle": ("#e6f4ea", "#2f7d4f"),
+    "broken": ("#fde2e1", "#b42318"),
+    "gone": ("#eef0f3", "#6b7280"),
+}
+"""Colours of a state's inside and of its border."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +102,18 @@ def short_name(state: State) -> str:
     return state.value.rpartition(".")[2]
 
 
-def style_of(state: State) -> Literal["pending", "idle", "broken", "gone"]:
+def style_of(state: State) -> Style:
     """How a state is drawn: device work pending, none pending, poisoned, or released."""
     if state is State.POISONED:
         return "broken"
     if state is State.RELEASED:
         return "gone"
     return "pending" if state in PENDING else "idle"
+
+
+def says_itself(heading: str, names: tuple[str, ...]) -> bool:
+    """Whether the first name below a heading is the heading's own word, so that the heading adds nothing."""
+    return names[0].partition(" ")[0] == heading
 
 
 def say_kinds(kinds: frozenset[ContextCacheDeploymentKind]) -> str:
