@@ -14,17 +14,16 @@ from ctxcache.boundaries import SnapshotSlots, snapshot_jobs
 from ctxcache.config import ContextCacheConfig, DeploymentConfig
 from ctxcache.device.ops import DeviceOps, SnapshotJobs, StreamSynchronizer
 from ctxcache.device.page_table import KVPageTable
-from ctxcache.device.resources import DRAFT_KINDS, ContextCachePhysicalResources, check_resources
+from ctxcache.device.resources import ContextCachePhysicalResources, check_resources
 from ctxcache.device.snapshots import HybridSnapshotStorage
 from ctxcache.device.streams import stream_handle
 from ctxcache.errors import ContractError, DeploymentError
+from ctxcache.ids import RECURRENT_KINDS
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.intake import Int32s
 from ctxcache.metrics import CoordinatorCounters
 from ctxcache.outcomes import CacheRequestLease, LeaseGrowth, PageGrowth, PageIds
 from ctxcache.request import DeviceLink
-
-_RECURRENT_KINDS = frozenset({Kind.PURE_RECURRENT, Kind.HYBRID, Kind.HYBRID_MTP})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,16 +57,15 @@ class DeviceBinding:
 
     def __init__(self, deployment: DeploymentConfig, kind: Kind, link: DeviceLink) -> None:
         base, draft = deployment.base, deployment.draft
-        has_draft = kind in DRAFT_KINDS and draft is not None
         storage = link.storage
         self.link = link
         self.num_base_pages = 0 if kind is Kind.PURE_RECURRENT else base.num_pages
-        self.num_draft_pages = draft.num_pages if has_draft and draft is not None else 0
+        self.num_draft_pages = 0 if draft is None else draft.num_pages
         self.num_recurrent_snapshots = 0 if storage is None else storage.num_recurrent_slots
         self.num_partial_kv_snapshots = 0 if storage is None else storage.num_partial_kv_slots
         self.max_batch_size = min(engine.max_batch_size for engine in (base, draft) if engine is not None)
         self.row_pages = base.pages_per_sequence
-        self.draft_row_pages = draft.pages_per_sequence if has_draft and draft is not None else base.pages_per_sequence
+        self.draft_row_pages = self.row_pages if draft is None else draft.pages_per_sequence
         self._tokens_per_page = base.tokens_per_page
 
     def bind(self, owner: object) -> None:
@@ -179,7 +177,7 @@ def bind_device(
     stream_handle(stream)
     ops = resources.base_cache.device_ops if device_ops is None else device_ops
     storage = None
-    if kind in _RECURRENT_KINDS:
+    if kind in RECURRENT_KINDS:
         storage = HybridSnapshotStorage(
             deployment,
             resources.base_cache,

@@ -8,10 +8,7 @@ from ctxcache.config import DeploymentConfig, EngineConfig, validate_context_cac
 from ctxcache.device.caches import HybridCacheManager
 from ctxcache.device.page_table import KVPageTable
 from ctxcache.errors import DeploymentError
-from ctxcache.ids import ContextCacheDeploymentKind
-
-DRAFT_KINDS = (ContextCacheDeploymentKind.EAGLE, ContextCacheDeploymentKind.HYBRID_MTP)
-"""Deployments whose draft model has pages of its own."""
+from ctxcache.ids import PAIRED_KINDS, ContextCacheDeploymentKind
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +46,7 @@ def check_resources(
     if kind is not ContextCacheDeploymentKind.PURE_RECURRENT:
         _check_table("base", deployment.base, resources.base_page_table)
     drafts = {"draft_cache": resources.draft_cache, "draft_page_table": resources.draft_page_table}
-    if kind not in DRAFT_KINDS:
+    if kind not in PAIRED_KINDS:
         for name, resource in drafts.items():
             if resource is not None:
                 raise DeploymentError(f"there is a {name} and {kind.name} has no draft pages; leave it at None")
