@@ -14,6 +14,8 @@ import pytest
 from harness import HASH_KEY, OK, Harness, Script, T, U, V
 
 from ctxcache import (
+    AcquireResult,
+    AcquireStatus,
     AdapterKey,
     BlockKeyExtras,
     ContextCacheBatchAdmission,
@@ -38,6 +40,7 @@ from ctxcache import (
     MissReason,
     NumpyDeviceOps,
     Phase,
+    ReusePlan,
     ReusePlanKind,
     hash_opaque_identity,
 )
@@ -61,14 +64,14 @@ def small(**options: object) -> Harness:
     [
         ([], "no token"),
         ([1.0, 2.0], "integers"),
-        ([True, False], "bool"),
-        ([1, True], "bool"),
-        ([[1, 2]], "dimension"),
+        ([True, False], "id 0 is True"),
+        ([1, True], "id 1 is True"),
+        ([[1, 2]], "id 0 is [1, 2]"),
         ([2**31], "int32"),
         ([-(2**31) - 1], "int32"),
         ("abc", "integers"),
         (None, "integers"),
-        (7, "dimension"),
+        (7, "sequence of integers"),
         (np.array([1.5]), "integers"),
         (np.array([True]), "bool"),
         ([None], "integers"),
@@ -76,11 +79,11 @@ def small(**options: object) -> Harness:
 )
 def test_bad_tokens_are_refused_and_change_nothing(tokens: object, why: str) -> None:
     """Whatever is not a one-dimensional run of int32 integers is a ContractError, and the slot stays free."""
-    del why
     h = small()
     seen = h.observe()
-    with pytest.raises(ContractError):
+    with pytest.raises(ContractError) as refused:
         h.begin(tokens)
+    assert why in str(refused.value)
     assert h.observe() == seen
     assert h.run(T(5)) == [0]
 
@@ -201,6 +204,26 @@ def test_forced_cold_when_a_hit_pins_what_eviction_needs() -> None:
     assert result.status is OK
     assert h.metrics.forced_cold_sequences in (0, 1)
     h.coordinator.finish(result.admission.request)
+
+
+def test_a_hit_that_cannot_be_held_is_tried_once_more_cold() -> None:
+    """Where the manager refuses a hit for want of room, one cold plan follows; the sequence counts as forced cold."""
+    h = small(num_pages=8)
+    h.run(T(40))
+    manager, tried = h.coordinator.manager, []
+    acquire = manager.acquire
+
+    def refuse_hits(plan: ReusePlan) -> AcquireResult:
+        tried.append(plan.reused_token_length)
+        if plan.reused_token_length:
+            return AcquireResult(None, AcquireStatus.INSUFFICIENT_CAPACITY, plan)
+        return acquire(plan)
+
+    manager.acquire = refuse_hits  # type: ignore[method-assign]
+    assert h.run(T(40)) == [0]
+    assert tried == [32, 0]
+    m = h.metrics
+    assert (m.forced_cold_sequences, m.hit_sequences, m.no_reusable_prefix_plans) == (1, 0, 2)
 
 
 def test_prefill_only_commits_do_not_publish_generated_tokens() -> None:

@@ -183,8 +183,23 @@ def test_decode_end_checkpoints_synchronise_once_for_the_batch(harness: type[Hyb
 
 
 @KINDS
-def test_no_synchronisation_when_every_capture_is_skipped(harness: type[HybridHarness]) -> None:
-    """Pressure at the end of a sequence: counted, nothing captured, nothing waited for."""
+def test_pressure_at_the_end_of_sequences_skips_what_has_no_slot(harness: type[HybridHarness]) -> None:
+    """Two sequences end and one slot is left: one checkpoint is captured with one wait, the other skip is counted."""
+    h = harness(max_batch=2, snapshots=1)
+    request, _ = h.admit(T(20), U(20))
+    h.prefill(request)
+    assert h.metrics.hybrid_snapshot_pressure_skips == 1
+    assert h.request_lengths(request) == [20, 0]
+    h.decode(request, completed=[0, 1])
+    assert h.sync.calls == 1
+    assert h.metrics.hybrid_snapshot_pressure_skips == 2
+    assert h.request_lengths(request) == [21, 0]
+    h.coordinator.finish(request)
+
+
+@KINDS
+def test_no_synchronisation_when_nothing_is_captured(harness: type[HybridHarness]) -> None:
+    """The end of a bypass captures nothing, so nothing is waited for."""
     h = harness(snapshots=1)
     h.run(T(20))
     request, starts = h.admit(T(21))

@@ -342,7 +342,7 @@ def test_an_mtp_endpoint_serves_longer_inputs(length: int) -> None:
 
 
 def test_each_mtp_endpoint_synchronises_once_and_the_prefill_stays_in_flight() -> None:
-    """Two endpoints, two synchronisations; an already published length, length 0 and pressure add none."""
+    """Two endpoints, two synchronisations; an already published length and length 0 add none."""
     h = mtp(snapshots=2)
     request, _ = h.admit(T(50))
     h.coordinator.prepare_prefill(request)
@@ -357,6 +357,22 @@ def test_each_mtp_endpoint_synchronises_once_and_the_prefill_stays_in_flight() -
     assert h.sync.calls == 2
     assert h.coordinator.finish(request) is OK
     assert h.sync.calls == 3
+
+
+def test_an_mtp_endpoint_under_pressure_is_skipped_and_waits_for_nothing() -> None:
+    """With the only slot pinned by the hit itself no endpoint is captured; the skip is counted and nothing is awaited."""
+    h = mtp(snapshots=1)
+    h.endpoints = [20]
+    h.run(T(50))
+    request, starts = h.admit(T(50))
+    assert starts == [20]
+    h.coordinator.prepare_prefill(request)
+    calls = h.sync.calls
+    assert h.coordinator.publish_hybrid_mtp_endpoint(request, 0, 30, h.hidden, 1) is OK
+    assert h.sync.calls == calls
+    assert h.metrics.hybrid_snapshot_pressure_skips == 1
+    assert [record.exact_checkpoint_length for record in h.coordinator.manager.records] == [20]
+    h.coordinator.finish(request)
 
 
 def test_mtp_operations_refuse_bad_arguments_and_other_deployments() -> None:
