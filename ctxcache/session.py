@@ -216,7 +216,7 @@ class CoordinatorSession:
         Raises:
             ContractError: not between two steps, or a flag too few or too many. Nothing has changed.
         """
-        self._coordinator.require_between_steps(self.handle)
+        self.can_decode()  # refuses in every other phase
         gone = _flags(leaving, len(self._active), "leaving")
         _same_count(gone, self._active)
         return self._compact(gone) if gone.any() else None
@@ -242,7 +242,7 @@ def _runs(accepted: Accepted) -> list[Any]:
         raise ContractError(f"the tokens are {accepted!r}; pass one token, or one run of tokens, a sequence") from None
 
 
-def _flags(finished: Any, count: int) -> NDArray[np.bool_]:
+def _flags(finished: Any, count: int, name: str = "finished") -> NDArray[np.bool_]:
     """Return one flag a sequence; whole numbers pass for flags where they are 0 or 1."""
     if finished is None:
         return np.zeros(count, bool)
@@ -251,7 +251,7 @@ def _flags(finished: Any, count: int) -> NDArray[np.bool_]:
     except ValueError:
         given = np.empty(0, object)
     if given.ndim != 1 or (given.size and (given.dtype.kind not in "biu" or not np.isin(given, (0, 1)).all())):
-        raise ContractError(f"finished is {finished!r}; pass one bool a sequence")
+        raise ContractError(f"{name} is {finished!r}; pass one bool a sequence")
     return given.astype(bool)
 
 
@@ -267,7 +267,8 @@ def _per_sequence(name: str, value: Any, default: Any, count: int) -> list[Any]:
     if isinstance(value, BlockKeyExtras):
         return [value] * count
     if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
-        raise ContractError(f"{name} is a {type(value).__name__}; pass a list with one entry a sequence")
+        one = "one BlockKeyExtras for all, or " if name == "key_extras" else ""
+        raise ContractError(f"{name} is a {type(value).__name__}; pass {one}a list with one entry a sequence")
     if len(value) != count:
         raise ContractError(f"{name} has {len(value)} entries for {count} sequences; give one a sequence")
     return list(value)

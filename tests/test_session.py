@@ -111,3 +111,42 @@ def test_options_reach_the_admission() -> None:
         assert s.prefill_starts == [32, 0, 0]
         assert s.stream is h.stream
     assert h.coordinator.shutdown() is OK
+
+
+def test_retire_ends_sequences_between_steps() -> None:
+    """A cancelled sequence leaves without a step, its pages are free, the others go on; a wrong call changes nothing."""
+    h = small(num_pages=4)
+    with h.coordinator.session([T(20), U(20)]) as s:
+        with pytest.raises(ContractError, match="is not possible in state"):
+            s.retire([True, True])
+        s.prefilled([7, 7])
+        for _ in range(12):
+            s.before_decode()
+            with pytest.raises(ContractError, match="is not possible in state"):
+                s.retire([True, True])
+            s.decoded([7, 7])
+        for leaving in (True, [True], [2, 0], [[True, False]]):
+            with pytest.raises(ContractError, match=r"leaving|entries"):
+                s.retire(leaving)
+        assert s.retire([False, False]) is None
+        assert s.active == [0, 1]
+        assert not s.can_decode().any()
+        assert s.retire([True, False]) == [-1, 0]
+        assert s.active == [1]
+        assert s.can_decode().tolist() == [True]
+        s.before_decode()
+        s.decoded([7])
+        assert s.retire([True]) == [-1]
+        assert s.active == []
+    assert h.coordinator.manager.num_leases == 0
+
+
+def test_a_session_says_why_it_was_refused() -> None:
+    """Another request, and too few pages, are told apart; a session outside its block names the block."""
+    h = small(num_pages=4)
+    with h.coordinator.session([T(20)]), pytest.raises(RequestFailedError, match="another request is active"):
+        h.coordinator.session([T(20)]).__enter__()
+    with pytest.raises(RequestFailedError, match="too few pages"):
+        h.coordinator.session([T(40), U(40)]).__enter__()
+    with pytest.raises(ContractError, match="enter its with block"):
+        h.coordinator.session([T(20)]).prefilled([7])
