@@ -62,6 +62,7 @@ def test_the_page_shows_tests_that_pass(tmp_path: Path) -> None:
 CARELESS = """
 import pytest
 from ctxcache import ContextCacheDeploymentKind as Kind
+from ctxcache.testing import Fault
 from ctxcache.testing.fake_runtime import FakeRuntime
 
 
@@ -100,6 +101,16 @@ def test_is_refused_while_a_request_is_active(ctxcache_faults):
     runtime.abandon()
 
 
+def test_a_fault_that_could_never_strike_is_refused(ctxcache_faults):
+    runtime = started()
+    ops = runtime.coordinator.device_ops
+    for wrong in ("finish.synchronize", Fault("finish.sync"), Fault("prepare_prefil.upload_rows")):
+        with pytest.raises(ValueError, match=r"FaultPlan got|no device touch is called"):
+            ctxcache_faults(runtime.coordinator, wrong)
+    assert runtime.coordinator.device_ops is ops
+    ctxcache_faults(runtime.coordinator, Fault("*.upload_rows*"), Fault("compact_batch.upload_rows.draft.2"))
+
+
 def test_wraps_in_any_order(ctxcache_faults, ctxcache_deferred):
     runtime = started()
     inner = runtime.coordinator.device_ops
@@ -121,7 +132,7 @@ def test_the_watch_fails_a_careless_runtime(tmp_path: Path) -> None:
     done = run(tmp_path, "--ctxcache-seed", "11", test_careless=CARELESS)
     assert "base_kv_page 0 was published while the device may still write it" in done.stdout
     assert "1 leases are out, and no request holds them" in done.stdout
-    assert "5 passed, 2 errors" in done.stdout, done.stdout
+    assert "6 passed, 2 errors" in done.stdout, done.stdout
 
 
 def test_each_test_has_a_seed_of_its_own_that_repeats(tmp_path: Path) -> None:

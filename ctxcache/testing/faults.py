@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ctxcache.device.ops import DeviceOps, HiddenRow, SnapshotJobs, StreamSynchronizer
 from ctxcache.errors import ContractError
+from ctxcache.fsm.points import FAULTS
 
 SYNCHRONIZE = "synchronize"
 OUTSIDE = "outside"
@@ -25,6 +26,18 @@ OUTSIDE = "outside"
 
 LAUNCH_FAILURE = 719
 """CUDA's code for a kernel that failed while it ran; later calls of the process fail too."""
+
+
+_OPERATIONS = {fault.transition.operation for fault in FAULTS} | {OUTSIDE}
+_OPS = {fault.hook.op for fault in FAULTS}
+
+
+def _may_exist(point: str) -> bool:
+    """Whether a point can be called so, under any deployment; patterns pass. A misspelt fault would never strike."""
+    if any(character in point for character in "*?["):
+        return True
+    operation, op, *rest = (*point.split("."), "")
+    return operation in _OPERATIONS and op in _OPS and all(part in {"", "draft"} or part.isdigit() for part in rest)
 
 
 class InjectedFaultError(RuntimeError):
@@ -68,6 +81,8 @@ class Fault:
     code: int = LAUNCH_FAILURE
 
     def __post_init__(self) -> None:
+        if not isinstance(self.mode, FaultMode):
+            raise ContractError(f"Fault.mode is {self.mode!r}; pass a FaultMode member")
         if self.occurrence < 1:
             raise ContractError(f"Fault.occurrence is {self.occurrence}; the first time is 1")
         if self.code == 0:
@@ -83,6 +98,9 @@ class FaultPlan:
     """The faults of one run. The first one that strikes is taken."""
 
     def __init__(self, *faults: Fault) -> None:
+        for fault in faults:
+            if not isinstance(fault, Fault):
+                raise ContractError(f"a FaultPlan got {fault!r}; pass Fault values, one an argument")
         self.faults = faults
 
     def strike(self, point: str, times_reached: int) -> Fault | None:
@@ -122,6 +140,13 @@ class FaultInjector:
 
     @plan.setter
     def plan(self, plan: FaultPlan) -> None:
+        if not isinstance(plan, FaultPlan):
+            raise ContractError(f"the plan is {plan!r}; pass a FaultPlan")
+        for fault in plan.faults:
+            if not _may_exist(fault.point):
+                raise ContractError(
+                    f"no device touch is called {fault.point!r}; `ctxcache faults --list` and fault_points(kind) name them"
+                )
         self._plan = plan
         self._under_plan.clear()
         self._doomed = None
