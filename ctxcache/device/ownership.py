@@ -30,7 +30,7 @@ class Ownership:
         present = self.owner
         if present is not None and present is not owner:
             raise ContractError(
-                f"this {type(self).__name__} belongs to {present!r}; a resource serves one live coordinator, "
+                f"this {type(self).__name__} belongs to another coordinator; a resource serves one live coordinator, "
                 "so shut that one down first or allocate another"
             )
         self._owner = weakref.ref(owner)
