@@ -107,6 +107,9 @@ _ROWS: dict[tuple[str, str], tuple[Transition, ...]] = {
     if (rows := tuple(row for row in TRANSITIONS if (row.trigger, row.source) == (trigger, state)))
 }
 
+_OPERATIONS = {row.trigger: row.operation for row in TRANSITIONS}
+"""What a caller calls to fire each trigger; empty for those that only `fire` itself uses."""
+
 
 def is_declared(model: LifecycleModel, trigger: str) -> bool:
     """Whether the table has a row for this trigger in the model's state, whatever its guards say."""
@@ -117,14 +120,16 @@ def require_declared(model: LifecycleModel, trigger: str) -> None:
     """Refuse a trigger that the table does not have in the model's state.
 
     Raises:
-        ContractError: names the state and what is possible in it.
+        ContractError: names the state and the operations that are possible in it.
     """
     if is_declared(model, trigger):
         return
     state = model._state  # noqa: SLF001 - the machine's own attribute
-    possible = [name for name in TRIGGERS if (name, state) in _ROWS and name not in {"device_failed", "drain_failed"}]
+    operations = (_OPERATIONS[name] for name in TRIGGERS if (name, state) in _ROWS)
+    possible = dict.fromkeys(name for name in operations if name)
     raise ContractError(
-        f"{trigger} is not possible in state {state!r}; possible there: {', '.join(possible) or 'nothing'}"
+        f"{_OPERATIONS.get(trigger) or trigger} is not possible in state {state!r}; "
+        f"possible there: {', '.join(possible) or 'nothing'}"
     )
 
 
