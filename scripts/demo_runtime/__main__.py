@@ -17,22 +17,12 @@ def main() -> int:
     )
     jobs = parser.add_subparsers(dest="job", metavar="JOB")
     conversation = jobs.add_parser("conversation", help=f"the default: {main_job.__doc__}")
-    conversation.add_argument(
-        "--turns",
-        type=int,
-        choices=range(2, len(main_job.QUESTIONS) + 1),
-        default=len(main_job.QUESTIONS),
-        help="ask only the first questions",
-    )
     jobs.add_parser("hybrid", help=hybrid_job.__doc__)
     speculative = jobs.add_parser("speculative", help=speculative_job.__doc__)
-    speculative.add_argument(
-        "--turns",
-        type=int,
-        choices=range(2, len(speculative_job.QUESTIONS) + 1),
-        default=len(speculative_job.QUESTIONS),
-        help="ask only the first questions",
-    )
+    for parsed, most in ((conversation, len(main_job.QUESTIONS)), (speculative, len(speculative_job.QUESTIONS))):
+        parsed.add_argument(
+            "--turns", type=int, choices=range(2, most + 1), default=most, help="ask only the first questions"
+        )
     arguments = parser.parse_args(sys.argv[1:] or ["conversation"])
     match arguments.job:
         case "hybrid":

@@ -25,7 +25,7 @@ from demo_runtime.attention import AttentionShape
 from demo_runtime.conversation import StopRule, answer_batch
 from demo_runtime.harness import Harness, Script
 from demo_runtime.hybrid_model import HybridMemory, HybridModel, HybridShape, SlotState, StateSpaceShape
-from demo_runtime.paged import PagedKv, allocate_pools, identity_table
+from demo_runtime.paged import PagedKv, allocate_pools, own_pages
 from demo_runtime.report import Report
 from demo_runtime.runtime import Runtime
 
@@ -163,10 +163,9 @@ def allocate_states(shape: HybridShape, num_slots: int) -> list[SlotState]:
 
 
 def own_memory(shape: HybridShape) -> HybridMemory:
-    """Return the memory of a runtime without a cache: one slot, logical page i in page i."""
-    row = MAX_SEQUENCE_LENGTH // TOKENS_PER_PAGE
-    pools = allocate_pools(shape.layers.count("attention"), row, TOKENS_PER_PAGE, shape.attention)
-    return HybridMemory(PagedKv(pools, identity_table(row)), allocate_states(shape, num_slots=1))
+    """Return the memory of a runtime without a cache: pages and states of one slot."""
+    pages = own_pages(shape.layers.count("attention"), MAX_SEQUENCE_LENGTH, TOKENS_PER_PAGE, shape.attention)
+    return HybridMemory(pages, allocate_states(shape, num_slots=1))
 
 
 def warm_up(model: HybridModel) -> None:

@@ -11,7 +11,7 @@ from demo_runtime.conversation import StopRule, answer_batch
 from demo_runtime.gguf_file import GgufFile, model_path
 from demo_runtime.harness import Chat, Harness, Script
 from demo_runtime.model import LlamaModel, LlamaShape, random_llama
-from demo_runtime.paged import PagedKv, allocate_pools, identity_table
+from demo_runtime.paged import own_pages
 from demo_runtime.report import Report
 from demo_runtime.runtime import llama_runtime
 from demo_runtime.tokenizer import ChatTemplate, Tokenizer
@@ -71,8 +71,12 @@ def read_model(report: Report, max_sequence_length: int) -> tuple[Tokenizer, Cha
 def document_script(document: str, turns: int) -> Script:
     """Return the questions about the document, which comes with the first one."""
     first, *others = QUESTIONS[:turns]
-    opening = f"Here is a text about an old mill.\n\n{document}\n\n{first}"
-    return Script((opening, *others), LAST_QUESTIONS, ANSWER_TOKENS, LAST_ANSWER_TOKENS)
+    return Script((opening(document, first), *others), LAST_QUESTIONS, ANSWER_TOKENS, LAST_ANSWER_TOKENS)
+
+
+def opening(text: str, question: str) -> str:
+    """Return the first message, which brings the text."""
+    return f"Here is a text about an old mill.\n\n{text}\n\n{question}"
 
 
 def converse(report: Report, model: LlamaModel, chat: Chat, script: Script) -> None:
@@ -84,14 +88,12 @@ def converse(report: Report, model: LlamaModel, chat: Chat, script: Script) -> N
         tokens_per_page=TOKENS_PER_PAGE,
         num_pages=NUM_PAGES,
     )
-    row = MAX_SEQUENCE_LENGTH // TOKENS_PER_PAGE
-    own_pools = allocate_pools(model.shape.num_layers, row, TOKENS_PER_PAGE, model.shape.attention)
-    own_pages = PagedKv(own_pools, identity_table(row))
+    pages = own_pages(model.shape.num_layers, MAX_SEQUENCE_LENGTH, TOKENS_PER_PAGE, model.shape.attention)
 
     def least_reuse(_talk_tokens: int, prompt_tokens: int) -> int:
         return round(LEAST_REUSED_SHARE * prompt_tokens)
 
-    Harness(report, chat, model, runtime, lambda: own_pages, least_reuse).run(script)
+    Harness(report, chat, model, runtime, lambda: pages, least_reuse).run(script)
 
 
 def warm_up() -> None:

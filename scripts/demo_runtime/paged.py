@@ -33,6 +33,12 @@ def identity_table(num_pages: int) -> NDArray[np.int32]:
     return np.stack([pages, pages + num_pages])[None]
 
 
+def own_pages(num_layers: int, max_sequence_length: int, tokens_per_page: int, attention: AttentionShape) -> PagedKv:
+    """Return the memory of a runtime without a cache: one sequence of at most so many tokens, in pages of its own."""
+    row = max_sequence_length // tokens_per_page
+    return PagedKv(allocate_pools(num_layers, row, tokens_per_page, attention), identity_table(row))
+
+
 class PagedKv:
     """Pools and the table that leads through them.
 

@@ -15,14 +15,15 @@ from ctxcache import (
     SpecDecodeMode,
     validate_context_cache_deployment,
 )
+from demo_runtime import paged
 from demo_runtime.attention import AttentionShape
 from demo_runtime.conversation import Answer, StopRule, answer_without_ctxcache
 from demo_runtime.drafters import EagleDrafter, NgramDrafter
 from demo_runtime.eagle import EagleDraft, fit_draft
 from demo_runtime.engine import EngineSizes, lend_pages
-from demo_runtime.main_job import DOCUMENT, read_model
+from demo_runtime.main_job import DOCUMENT, opening, read_model
 from demo_runtime.model import LlamaModel, LlamaShape, random_llama
-from demo_runtime.paged import PagedKv, allocate_pools, identity_table
+from demo_runtime.paged import PagedKv
 from demo_runtime.report import Report
 from demo_runtime.speculative import SpeculativeRuntime, answer_speculatively
 from demo_runtime.speculative_harness import Exchange, SpeculativeHarness
@@ -72,16 +73,11 @@ def run(turns: int = len(QUESTIONS)) -> int:
     return report.exit_status
 
 
-def opening(text: str, question: str) -> str:
-    """Return the first message."""
-    return f"Here is a text about an old mill.\n\n{text}\n\n{question}"
-
-
 def own_pages(model: LlamaModel) -> PagedKv:
-    """Return the pages of a runtime without a cache: one sequence, logical page i in page i."""
-    row = SIZES.max_sequence_length // SIZES.tokens_per_page
-    pools = allocate_pools(model.shape.num_layers, row, SIZES.tokens_per_page, model.shape.attention)
-    return PagedKv(pools, identity_table(row))
+    """Return the pages of a runtime without a cache, of this job's sizes."""
+    return paged.own_pages(
+        model.shape.num_layers, SIZES.max_sequence_length, SIZES.tokens_per_page, model.shape.attention
+    )
 
 
 def base_alone(model: LlamaModel) -> Callable[[Sequence[int], StopRule], Answer]:
