@@ -82,8 +82,8 @@ class Custody:
             raise
         except DrainFailed as failure:
             self._quarantine(request, failure.cause)
-            if isinstance(failure.cause, BaseException) and not isinstance(failure.cause, Exception):
-                raise failure.cause from None
+            if failure.interrupt is not None:
+                raise failure.interrupt from None
             return Status.POISONED
         except BaseException:
             # An upload that broke off halfway has noted rows as uploaded that are not: the next request would read them.
@@ -160,8 +160,8 @@ class Custody:
                 try:
                     fire(self.quarantined, "shutdown")
                 except DrainFailed as failure:
-                    if isinstance(failure.cause, BaseException) and not isinstance(failure.cause, Exception):
-                        raise failure.cause from None
+                    if failure.interrupt is not None:
+                        raise failure.interrupt from None
                     return Status.POISONED
             self.release(self.quarantined)
         self.shut = True

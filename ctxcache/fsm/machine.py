@@ -33,6 +33,11 @@ class DrainFailed(Exception):  # noqa: N818 - an outcome that the coordinator tu
         super().__init__(f"the stream could not be proven idle: {cause!r}")
         self.cause = cause
 
+    @property
+    def interrupt(self) -> BaseException | None:
+        """The cause where it is no `Exception`: a status does not stand for an interrupt, which is raised again."""
+        return self.cause if isinstance(self.cause, BaseException) and not isinstance(self.cause, Exception) else None
+
 
 class _HookFailed(Exception):  # noqa: N818 - never leaves this module
     def __init__(self, hook: Hook, cause: BaseException | int, event: transitions.EventData) -> None:
