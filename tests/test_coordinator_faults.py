@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from harness import OK, Harness, T, U
 
@@ -20,7 +22,15 @@ from ctxcache import (
     Phase,
 )
 from ctxcache.fsm import State
-from ctxcache.testing import Fault, FaultInjector, FaultMode, FaultPlan, InjectedFaultError, fault_points
+from ctxcache.testing import (
+    DeferredDeviceOps,
+    Fault,
+    FaultInjector,
+    FaultMode,
+    FaultPlan,
+    InjectedFaultError,
+    fault_points,
+)
 
 POINTS = fault_points(ContextCacheDeploymentKind.VANILLA)
 MODES = tuple(FaultMode)
@@ -232,6 +242,26 @@ def test_a_failed_operation_does_not_keep_its_handle_alive(mode: FaultMode, erro
         assert h.coordinator.manager.num_leases == 0
     finally:
         gc.enable()
+
+
+def test_rows_are_uploaded_anew_after_a_drain_that_lost_them() -> None:
+    """What a failed drain left unrun may never run. The next request has the same rows, and its uploads bring them all."""
+    ops = DeferredDeviceOps(NumpyDeviceOps(), random.Random(1))
+    h = Harness(max_batch=2, max_tokens=64, page=16, ops=ops)
+    request, _ = h.admit(T(20), U(31))
+    h.coordinator.prepare_prefill(request)
+    h.sync.outcomes = [700]
+    assert request.close() is POISONED
+    ops._queue.clear()
+    h.table.device_ops.to_device(h.table.kernel_view, np.full((2, 2, 4), -1, np.int32))
+    assert h.coordinator.shutdown() is OK
+    h.coordinator.recover()
+    request, _ = h.admit(T(20), U(31))
+    h.coordinator.prepare_prefill(request)
+    assert ops.synchronize(None, None) is None
+    rows = [sequence.lease.base_pages.tolist() for sequence in request.inspect().sequences]
+    assert [h.pages_of(slot) for slot in range(2)] == rows
+    request.close()
 
 
 def test_a_bug_while_host_state_moves_is_reported_and_contained() -> None:

@@ -25,6 +25,18 @@ from ctxcache.testing.scripts import InjectedInterrupt
 Action: TypeAlias = tuple[str, Any, int]
 """A name of `ACTIONS`, its argument, and the seed of the stream's schedule from there on."""
 
+_PATTERNS = (
+    "*",
+    "*.synchronize",
+    "*.upload_rows*",
+    "*capture*",
+    "*restore*",
+    "prepare_decode_step.*",
+    "begin_batch_compaction.*",
+    "compact_batch.*",
+)
+"""Where faults strike."""
+
 _STEMS = ((0, 1, 2) * 20, (0, 1, 2, 0, 1, 1) * 10, (2,) * 60, (1, 0, 0, 2) * 15)
 """What prompts begin with: streams that part early and late, so that prefixes collide."""
 
@@ -62,8 +74,8 @@ def _prefill(runtime: FakeRuntime, argument: Any) -> None:
 
 
 def _decode(runtime: FakeRuntime, argument: Any) -> None:
-    completed, accepted, lags, is_completed = argument
-    runtime.grow()
+    completed, accepted, lags, is_completed, more_tokens = argument
+    runtime.grow(runtime.roomy_headroom(more_tokens))
     runtime.compute_step(accepted, lags)
     if is_completed:
         runtime.wait()
@@ -139,7 +151,7 @@ ACTIONS: dict[str, tuple[Callable[[FakeRuntime], bool], Callable[[FakeRuntime, A
 
 _LIKELY: dict[State | None, tuple[tuple[str, int], ...]] = {
     None: (("begin", 30), ("explain", 2), ("clear", 1), ("misuse", 1), ("fault", 2)),
-    State.ADMITTED: (("prefill", 20), ("finish", 1), ("abandon", 1), ("drop", 1), ("misuse", 1), ("fault", 2)),
+    State.ADMITTED: (("prefill", 20), ("finish", 1), ("abandon", 1), ("drop", 1), ("misuse", 1), ("fault", 4)),
     State.SETTLED: (
         ("decode", 24), ("compact", 5), ("finish", 4), ("abandon", 1), ("drop", 1), ("starve", 1), ("misuse", 1),
         ("fault", 2),
@@ -190,12 +202,13 @@ def _draw_decode(rng: random.Random, runtime: FakeRuntime) -> Any:
     batch = len(runtime.running)
     completed = tuple(slot for slot in range(batch) if rng.random() < 0.3)
     accepted = tuple(rng.randint(1, 3) for _ in range(batch))
-    return completed, accepted, tuple(rng.choice((0, 0, 1, 2)) for _ in range(batch)), rng.random() < 0.95
+    lags = tuple(rng.choice((0, 0, 1, 2, 7)) for _ in range(batch))
+    return completed, accepted, lags, rng.random() < 0.95, rng.choice((0, 0, 0, runtime.sizes.tokens_per_page))
 
 
 def _draw_fault(rng: random.Random, runtime: FakeRuntime) -> Any:
     del runtime
-    pattern = rng.choice(("*", "*", "*.synchronize", "*.upload_rows*", "*capture*", "*restore*", "compact_batch.*"))
+    pattern = rng.choice(_PATTERNS)
     mode = rng.choice(tuple(FaultMode)).value
     return pattern, mode, rng.randint(1, 5), rng.random() < 0.1, rng.random() < 0.3
 

@@ -90,6 +90,7 @@ class FakeRuntime:
         running: its sequences in slot order; empty between requests.
         outcomes: what the synchroniser answers next, in order; then success.
         model_failed: whether a wait of the request failed, so that nothing of it may be kept.
+        device_failed: whether an operation of the request failed on the device; set by whoever caught it.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class FakeRuntime:
         self.running: list[Running] = []
         self.mode = Mode.VANILLA
         self.model_failed = False
+        self.device_failed = False
         self._mapping = host.allocate((self.sizes.max_batch,), "int32")
         self._next_running: list[Running] = []
         self._hidden = make_hidden_states(self.deployment, host)
@@ -181,7 +183,7 @@ class FakeRuntime:
             raise RequestEnded(f"begin_request: {result.status.name}")
         self.handle = result.admission.request
         self.mode = chosen
-        self.model_failed = False
+        self.model_failed = self.device_failed = False
         self.running = [
             Running(state.lease, Transcript(prompt, identity), start, start, 0, start, start)
             for prompt, start, state in zip(
@@ -249,6 +251,12 @@ class FakeRuntime:
         """Prepare a decode step."""
         self._must(self.coordinator.prepare_decode_step(self.request, headroom=headroom))
 
+    def roomy_headroom(self, more_tokens: int) -> DecodingKvHeadroom:
+        """Return the mode's own headroom and so many tokens more, of every kind of page that it has."""
+        least = default_headroom(self.deployment, self.mode)
+        draft = least.draft_extra_tokens + more_tokens if self.paired else 0
+        return DecodingKvHeadroom(least.base_extra_tokens + more_tokens, draft)
+
     def compute_step(self, accepted: Sequence[int] = (), lags: Sequence[int] = ()) -> None:
         """Enqueue one step: every sequence accepts so many tokens, and its draft lags so many behind (EAGLE)."""
         advances, common = [], []
@@ -308,8 +316,12 @@ class FakeRuntime:
         self.running = self._next_running
 
     def finish(self) -> None:
-        """End the request, keeping what it has published."""
-        self._must(self.coordinator.finish(self.request))
+        """End the request, keeping what it has published. After a device failure nothing more may be published."""
+        before = self.coordinator.manager.counters().publication_attempts
+        status = self.coordinator.finish(self.request)
+        if self.device_failed and self.coordinator.manager.counters().publication_attempts != before:
+            self.violations.append("a finish published what a device failure had made worthless")
+        self._must(status)
         self.running = []
 
     def abandon(self) -> None:

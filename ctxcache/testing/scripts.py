@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ctxcache.admission import DecodingKvHeadroom
-from ctxcache.errors import ContextCacheError
+from ctxcache.errors import ContextCacheError, InvariantError
 from ctxcache.ids import ContextCacheExecutionMode as Mode
 from ctxcache.testing.fake_runtime import FakeRuntime, RequestEnded, WaitFailed
 from ctxcache.testing.faults import InjectedFaultError
@@ -101,6 +101,17 @@ def abandon_after_prefill(runtime: FakeRuntime) -> None:
     runtime.begin([[2, 1, *LONG]])
     runtime.prefill()
     runtime.abandon()
+
+
+def grow_after_prefill(runtime: FakeRuntime) -> None:
+    """A step that needs more pages at once, base and draft, while the draft's initialisation is not proven."""
+    runtime.begin([[2, 2, *LONG], OTHER])
+    runtime.prefill()
+    runtime.grow(runtime.roomy_headroom(2 * runtime.sizes.tokens_per_page))
+    runtime.compute_step([3, 1], lags=[7])
+    runtime.wait()
+    runtime.complete([0, 1])
+    runtime.finish()
 
 
 def compact_after_prefill(runtime: FakeRuntime) -> None:
@@ -199,6 +210,7 @@ SCRIPT: tuple[RequestScript, ...] = (
     never_started,
     finish_after_prefill,
     abandon_after_prefill,
+    grow_after_prefill,
     compact_after_prefill,
     compact_to_none,
     leave_in_compaction,
@@ -227,6 +239,8 @@ def run_request(runtime: FakeRuntime, script: RequestScript, heard: list[str]) -
     """
     try:
         script(runtime)
+    except InvariantError:
+        raise  # never a device's fault
     except (*_EXPECTED, ContextCacheError) as failure:
         heard.append(f"{script.__name__}: {failure!r}")
     for _ in range(MOST_ATTEMPTS):

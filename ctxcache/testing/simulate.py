@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ctxcache.errors import ContextCacheError, ContractError
+from ctxcache.errors import ContextCacheError, ContractError, DeviceError, InvariantError
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ResourceType
 from ctxcache.testing.actions import ACTIONS, Action, draw
@@ -126,8 +126,11 @@ class World:
         outcome = "ok"
         try:
             run(runtime, argument)
+        except InvariantError:
+            raise  # never a device's fault
         except _EXPECTED as failure:
             outcome = f"{type(failure).__name__}: {failure}"
+            runtime.device_failed |= isinstance(failure, (DeviceError, InjectedInterrupt))
             if isinstance(failure, ContractError):
                 runtime.violations.append(f"a legal {name} was refused: {failure}")
         if runtime.coordinator.poisoned or runtime.model_failed:
@@ -164,7 +167,12 @@ class World:
 
 
 def simulate(
-    seed: int, steps: int, *, kinds: Sequence[Kind] = tuple(Kind), progress: Callable[[int], None] = lambda _: None
+    seed: int,
+    steps: int,
+    *,
+    kinds: Sequence[Kind] = tuple(Kind),
+    cut: bool = True,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> SimulationResult:
     """Live random lives for so many actions; stop at the first violation, and cut it down.
 
@@ -172,6 +180,7 @@ def simulate(
         seed: everything follows from it.
         steps: actions in all.
         kinds: deployment kinds to choose from, in turn.
+        cut: cut a failure down, which takes as long as hundreds of episodes.
         progress: called with the actions done so far.
     """
     started = time.perf_counter()
@@ -193,9 +202,9 @@ def simulate(
         result.comparisons += world.shadow.num_calls
         result.quarantines += world.runtime.coordinator.metrics().quarantines
         if violations:
-            shortest = minimise(episode, actions)
+            shortest = minimise(episode, actions) if cut else actions
             result.violations = violations
-            result.script = as_script(episode, shortest, replay(episode, shortest))
+            result.script = as_script(episode, shortest, replay(episode, shortest) if cut else violations)
         progress(done)
     result.log_digest = digest.hexdigest()
     result.seconds = time.perf_counter() - started

@@ -12,6 +12,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from ctxcache.errors import ContextCacheError
 from ctxcache.fsm import State
@@ -21,6 +22,8 @@ from ctxcache.ids import ResourceType
 from ctxcache.testing.fake_runtime import FakeRuntime, RequestEnded, WaitFailed
 from ctxcache.testing.faults import Fault, FaultMode, FaultPlan, InjectedFaultError
 from ctxcache.testing.scripts import ENDPOINTS, PROMPTS, InjectedInterrupt, quiet_log, run_script
+
+_Item = TypeVar("_Item")
 
 _RAISES = (FaultMode.RAISE_BEFORE, FaultMode.RAISE_AFTER, FaultMode.FAIL_SYNCHRONIZE)
 _ERRORS: tuple[type[BaseException], ...] = (InjectedFaultError, InjectedInterrupt)
@@ -251,8 +254,8 @@ def check_balance(runtime: FakeRuntime, violations: list[str]) -> None:
             )
 
 
-def shuffled(kind: Kind, faults: Iterable[Fault], count: int, seed: int = 0) -> list[Fault]:
-    """Return a sample of faults that is the same every time."""
-    chosen = list(faults)
-    random.Random(f"{kind.value} {seed}").shuffle(chosen)  # noqa: S311 - a sample is no secret
+def shuffled(items: Iterable[_Item], seed: str, count: int) -> list[_Item]:
+    """Return a sample of faults, or of pairs of them, that is the same every time."""
+    chosen = list(items)
+    random.Random(seed).shuffle(chosen)  # noqa: S311 - a sample is no secret
     return chosen[:count]

@@ -1,0 +1,278 @@
+"""The planted faults. Each changes one line; the text before stands exactly once in its file, which a test checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One planted fault.
+
+    Attributes:
+        name: what is wrong then.
+        module: file below `ctxcache/`.
+        before, after: a piece of the file, and what it becomes.
+        compiled: whether the line is compiled code, so that nothing compiled before can serve.
+        excuse: why it may be missed; empty where it must be caught.
+    """
+
+    name: str
+    module: str
+    before: str
+    after: str
+    compiled: bool = False
+    excuse: str = ""
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        "finish does not drain",
+        "fsm/table.py",
+        "if source in PENDING else ()",
+        'if source in PENDING and trigger == "abandon" else ()',
+    ),
+    Mutant(
+        "abandon does not drain",
+        "fsm/table.py",
+        "if source in PENDING else ()",
+        'if source in PENDING and trigger == "finish" else ()',
+    ),
+    Mutant(
+        "a failed enqueue counts as settled",
+        "fsm/table.py",
+        'Transition("device_failed", source, State.FINISHING_IN_FLIGHT,',
+        'Transition("device_failed", source, State.FINISHING_SETTLED,',
+    ),
+    Mutant(
+        "captures are published unproven", "fsm/table.py", "        (_CAPTURE, _PROVE),\n", "        (_CAPTURE,),\n"
+    ),
+    Mutant(
+        "a compaction is not proven",
+        "fsm/table.py",
+        '_enqueue("compact_draft_slots", "compact_slot_state", PAIRED_KINDS, "draft"),\n    _PROVE,\n',
+        '_enqueue("compact_draft_slots", "compact_slot_state", PAIRED_KINDS, "draft"),\n    # no proof\n',
+        excuse="no page is at risk: the step before was waited for, a draft's initialisation is proven before the mapping is "
+        "uploaded, and rows and slots move in stream order; tests/test_coordinator.py counts the synchronisation",
+    ),
+    Mutant(
+        "an MTP boundary is published unproven",
+        "fsm/table.py",
+        '_enqueue("capture_boundary_hidden", "capture_boundary_hidden", MTP_KINDS),\n    _PROVE,\n',
+        '_enqueue("capture_boundary_hidden", "capture_boundary_hidden", MTP_KINDS),\n    # no proof\n',
+    ),
+    Mutant(
+        "a frozen prompt is published before its draft is proven",
+        "fsm/table.py",
+        '"settle_draft",\n        State.DRAFTING,\n        State.SETTLED,\n        (_PROVE,),',
+        '"settle_draft",\n        State.DRAFTING,\n        State.SETTLED,\n        (),',
+    ),
+    Mutant(
+        "shutdown ends a quarantine unproven",
+        "fsm/table.py",
+        'Transition("shutdown", State.POISONED, State.RELEASED, (_PROVE,)',
+        'Transition("shutdown", State.POISONED, State.RELEASED, ()',
+    ),
+    Mutant(
+        "drafting counts as settled",
+        "fsm/states.py",
+        "{State.PREFILLING, State.DRAFTING, State.DECODING, State.COMPACTING, State.FINISHING_IN_FLIGHT}",
+        "{State.PREFILLING, State.DECODING, State.COMPACTING, State.FINISHING_IN_FLIGHT}",
+    ),
+    Mutant(
+        "decoding counts as settled",
+        "fsm/states.py",
+        "{State.PREFILLING, State.DRAFTING, State.DECODING, State.COMPACTING, State.FINISHING_IN_FLIGHT}",
+        "{State.PREFILLING, State.DRAFTING, State.COMPACTING, State.FINISHING_IN_FLIGHT}",
+    ),
+    Mutant(
+        "error codes of a drain are ignored",
+        "fsm/machine.py",
+        "succeeded = code is None or bool(code == 0)",
+        "succeeded = True",
+    ),
+    Mutant(
+        "a failed drain releases all the same",
+        "custody.py",
+        '        status = self.fire(request, "abandon")\n        if status is Status.OK:',
+        '        status = self.fire(request, "abandon")\n        if True:',
+    ),
+    Mutant(
+        "abandon releases before it drains",
+        "custody.py",
+        'status = self.fire(request, "abandon")',
+        'self.release(request); status = self.fire(request, "abandon")',
+    ),
+    Mutant(
+        "the first lease of a batch is forgotten",
+        "custody.py",
+        "for lease in request.batch.leases:",
+        "for lease in request.batch.leases[1:]:",
+    ),
+    Mutant(
+        "a dropped handle is not looked after",
+        "custody.py",
+        "            self.reap()\n        except",
+        "            pass\n        except",
+    ),
+    Mutant(
+        "a quarantine is never released",
+        "custody.py",
+        "            self.release(self.quarantined)\n",
+        "            self.quarantined = None\n",
+    ),
+    Mutant(
+        "a finish publishes what a device failure made worthless",
+        "coordinator.py",
+        "if not live.discards_unpublished:",
+        "if True:",
+    ),
+    Mutant(
+        "a finish publishes frozen prompts before it drains",
+        "coordinator.py",
+        'status = self._custody.fire(live, "finish")',
+        'live.publication.publish_frozen(live.batch); status = self._custody.fire(live, "finish")',
+    ),
+    Mutant(
+        "grown pages do not reach the page table",
+        "coordinator.py",
+        "self._binding.extend_rows(growth)",
+        "pass",
+    ),
+    Mutant(
+        "cold slots keep another request's state",
+        "request.py",
+        "self.batch.reuse_lengths == 0)",
+        "self.batch.reuse_lengths < 0)",
+    ),
+    Mutant(
+        "the draft's rows are not uploaded",
+        "request.py",
+        "        if self.batch.rules.paired:\n            self._upload(",
+        "        if False:\n            self._upload(",
+    ),
+    Mutant(
+        "checkpoints are not restored",
+        "request.py",
+        "if self.link.storage is not None and self.restores is not None:",
+        "if self.link.storage is not None and self.restores is None:",
+    ),
+    Mutant(
+        "device lengths start at zero",
+        "request.py",
+        "self.link.ops.reset_lengths(self.link.resources.base_cache, self.batch.reuse_lengths, self.link.stream)",
+        "self.link.ops.reset_lengths(self.link.resources.base_cache, self.batch.reuse_lengths * 0, self.link.stream)",
+    ),
+    Mutant(
+        "the wrong page counts as a checkpoint's partial page",
+        "boundaries.py",
+        "else exact_length // tokens_per_page",
+        "else (exact_length - 1) // tokens_per_page - 1",
+    ),
+    Mutant(
+        "a partial page is saved one token short",
+        "boundaries.py",
+        "checkpoint.exact_length - index * tokens_per_page,",
+        "checkpoint.exact_length - index * tokens_per_page - 1,",
+    ),
+    Mutant(
+        "an MTP draft's partial page is the base's",
+        "boundaries.py",
+        "int(checkpoint.lease.draft_pages[index]) if paired",
+        "int(checkpoint.lease.base_pages[index]) if paired",
+    ),
+    Mutant(
+        "the draft's rows do not grow",
+        "binding.py",
+        "_extend_rows(self.link.resources.draft_page_table, growth.draft)",
+        "pass",
+    ),
+    Mutant(
+        "a step is prepared one token short",
+        "binding.py",
+        "committed.astype(np.int64) + extra_tokens)",
+        "committed.astype(np.int64) + extra_tokens - 1)",
+    ),
+    Mutant(
+        "rows are trusted after a failed drain",
+        "service.py",
+        "self._binding.distrust_device_rows()",
+        "pass",
+        excuse="what a failed drain left unrun still runs in order, on the model of a stream that both tests use; only a "
+        "device that loses work tells the difference, and tests/test_coordinator_faults.py has one",
+    ),
+    Mutant(
+        "an ended sequence is published beyond what base and draft agree on",
+        "publication.py",
+        "self._publish_common(batch, slot, int(batch.common[slot]))",
+        "self._publish_common(batch, slot, int(batch.committed[slot]))",
+    ),
+    Mutant(
+        "reservations are not retired",
+        "publication.py",
+        "        self._manager.retire_snapshots(lease, staged.snapshots)\n",
+        "        pass\n",
+    ),
+    Mutant(
+        "a boundary is published though its drain failed",
+        "mtp.py",
+        "            if status is Status.OK:\n",
+        "            if True:\n",
+    ),
+    Mutant(
+        "block keys stay in their slots when sequences move",
+        "batch.py",
+        'for name in ("leases", "keys", "extras", "media", "staged"):',
+        'for name in ("leases", "extras", "media", "staged"):',
+    ),
+    Mutant(
+        "survivors are released in place of the retired",
+        "batch.py",
+        "for slot in np.flatnonzero(mapping == RETIRED)",
+        "for slot in np.flatnonzero(mapping != RETIRED)",
+    ),
+    Mutant(
+        "tokens stay in their slots when sequences move",
+        "batch.py",
+        "self.tokens[new, :length] = self.tokens[old, :length]",
+        "pass",
+    ),
+    Mutant(
+        "the identity is left out of the keys",
+        "hashing.py",
+        "root = self._unlabelled if extras is _NO_EXTRAS else self._root_digest(extras)",
+        "root = self._unlabelled",
+    ),
+    Mutant(
+        "a verification may write no further than a plain step",
+        "modes.py",
+        "return DecodingKvHeadroom(spec.verify_size, spec.drafting_step * spec.drafting_top_k)",
+        "return DecodingKvHeadroom(1, 1)",
+    ),
+    Mutant(
+        "a speculative hit keeps the block whose draft state depends on another successor",
+        "planning.py",
+        "reused = matched - 1 if replays or rewinds else matched",
+        "reused = matched - 1 if rewinds else matched",
+    ),
+    Mutant(
+        "a fully cached prompt has nothing left to compute",
+        "planning.py",
+        "reused = matched - 1 if replays or rewinds else matched",
+        "reused = matched - 1 if replays else matched",
+    ),
+    Mutant(
+        "a paired hit takes blocks whose draft page is not cached",
+        "planning.py",
+        "matched = num_paired if request.paired else indexed",
+        "matched = indexed",
+    ),
+    Mutant("shared pages are not pinned", "leases.py", "    pin(core, BASE, shared)\n", "    pass\n", compiled=True),
+    Mutant(
+        "the end of a lease frees pages that the cache keeps",
+        "pools.py",
+        "        if resource[CACHED, at] == 0:\n            resource[FREE_STACK, offset + free] = held[i]",
+        "        if resource[CACHED, at] >= 0:\n            resource[FREE_STACK, offset + free] = held[i]",
+        compiled=True,
+    ),
+)
