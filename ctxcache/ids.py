@@ -73,7 +73,9 @@ class ContextCacheCoordinatorStatus(Enum):
     def raise_for_status(self) -> None:
         """Raise `RequestFailedError` or `PoisonedError` for the two failures; do nothing for `OK`."""
         if self is ContextCacheCoordinatorStatus.REQUEST_FAILED:
-            raise RequestFailedError("out of pages, or another request is active; finish that one, or ask for a smaller batch")
+            raise RequestFailedError(
+                "out of pages, or another request is active; finish that one, or ask for a smaller batch"
+            )
         if self is ContextCacheCoordinatorStatus.POISONED:
             raise PoisonedError("a drain failed; call shutdown(), and recover() if the device context is healthy")
 
