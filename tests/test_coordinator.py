@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ from ctxcache import (
     DecodingKvHeadroom,
     DeploymentConfig,
     DeploymentError,
+    DeviceError,
     Hash128,
     HybridCacheManager,
     KVPageTable,
@@ -45,6 +47,7 @@ from ctxcache import (
     hash_opaque_identity,
 )
 from ctxcache.fsm import State
+from ctxcache.testing import Fault, FaultInjector, FaultPlan
 
 FAILED = ContextCacheCoordinatorStatus.REQUEST_FAILED
 POISONED = ContextCacheCoordinatorStatus.POISONED
@@ -398,8 +401,6 @@ def test_growth_evicts_before_it_fails() -> None:
 
 def test_a_step_that_grows_nothing_touches_no_device() -> None:
     """No op at all is called on a decode step without growth, and no step synchronises."""
-    from ctxcache.testing import FaultInjector
-
     h = small(ops=FaultInjector(NumpyDeviceOps()))
     request, _ = h.admit(T(17))
     h.prefill(request)
@@ -501,9 +502,6 @@ LEGAL = {
 
 def request_in(h: Harness, state: State) -> object:
     """A request of two sequences of 20 tokens, brought to a state."""
-    from ctxcache import DeviceError
-    from ctxcache.testing import Fault, FaultPlan
-
     request, _ = h.admit(T(20), U(20))
     if state is State.ADMITTED:
         return request
@@ -533,7 +531,6 @@ def request_in(h: Harness, state: State) -> object:
 @pytest.mark.parametrize("state", list(LEGAL), ids=lambda state: state.value)
 def test_h27_every_operation_in_every_state(state: State) -> None:
     """What the lifecycle does not have is refused and changes nothing; what it has is accepted."""
-    from ctxcache.testing import FaultInjector
 
     def fresh() -> tuple[Harness, object]:
         h = small(max_batch=2, ops=FaultInjector(NumpyDeviceOps()))
@@ -724,8 +721,6 @@ def test_the_coordinator_as_a_context_manager() -> None:
 
 def test_leaving_without_a_proof_keeps_the_resources(caplog: pytest.LogCaptureFixture) -> None:
     """A shutdown that could not prove quiescence is logged as an error and never frees the pools."""
-    import weakref
-
     h = small(synchronizer=Script([1, 1, 1, 1]))
     with caplog.at_level(logging.ERROR), h.coordinator:
         request, _ = h.admit(T(20))
