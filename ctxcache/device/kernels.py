@@ -26,6 +26,17 @@ from ctxcache.device.descriptors import (
 )
 from ctxcache.device.launch import cuda
 from ctxcache.device.memory import load1, load4, load8, load16, store1, store4, store16
+from ctxcache.device.sums import (
+    FIRST_FACTOR,
+    PAGE_ADDRESS,
+    PAGE_BYTES,
+    PAGE_FIELDS,
+    PAGE_HALF_BYTES,
+    SECOND_FACTOR,
+    SUM_LANES,
+    SUM_MASK,
+    WEIGHT_MASK,
+)
 
 
 @cuda.jit(device=True, inline="always")
@@ -202,3 +213,38 @@ def compact_slots(table: int, num_rows: int, mapping: int, old_batch: int) -> No
                         store4(target, load4(source))
                     else:
                         store16(target, load16(source))
+
+
+@cuda.jit(device=True, inline="always")
+def load_word(address: int) -> int:
+    """Load an unsigned 32-bit integer at any address."""
+    if (address & 3) == 0:
+        return load4(address) & 0xFFFFFFFF
+    return load1(address) | load1(address + 1) << 8 | load1(address + 2) << 16 | load1(address + 3) << 24
+
+
+@cuda.jit
+def sum_pages(table: int, num_rows: int, page_ids: int, num_pages: int, sums: int) -> None:
+    """Sum pages, each layer by itself; `ctxcache.device.sums` defines the sum. A thread takes whole lanes."""
+    first = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    step = cuda.gridDim.x * cuda.blockDim.x
+    for entry in range(cuda.blockIdx.z, num_pages, cuda.gridDim.z):
+        page = load4(page_ids + 4 * entry)
+        for row in range(cuda.blockIdx.y, num_rows, cuda.gridDim.y):
+            layer = table + 8 * PAGE_FIELDS * row
+            page_bytes = load8(layer + 8 * PAGE_BYTES)
+            keys = load8(layer + 8 * PAGE_ADDRESS) + page * page_bytes
+            half_bytes = load8(layer + 8 * PAGE_HALF_BYTES)
+            num_whole = page_bytes // 4
+            num_words = num_whole + (page_bytes & 3)
+            for lane in range(first, SUM_LANES, step):
+                one = 0
+                two = 0
+                for i in range(lane, 2 * num_words, SUM_LANES):
+                    half = i // num_words
+                    at = i - half * num_words
+                    base = keys + half * half_bytes
+                    word = load_word(base + 4 * at) if at < num_whole else load1(base + 3 * num_whole + at)
+                    one = (one + word * ((((i + 1) * FIRST_FACTOR) & WEIGHT_MASK) * 2 + 1)) & SUM_MASK
+                    two = (two + word * ((((i + 1) * SECOND_FACTOR) & WEIGHT_MASK) * 2 + 1)) & SUM_MASK
+                store16(sums + 16 * ((entry * num_rows + row) * SUM_LANES + lane), (one, two))

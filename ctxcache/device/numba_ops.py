@@ -19,6 +19,7 @@ from ctxcache.device.ops import HiddenRow, Int32s, SnapshotJobs, StreamSynchroni
 from ctxcache.device.snapshots import check_hidden_row, check_jobs, check_slots
 from ctxcache.device.staging import Buffer, ChangeArena, StagingRing
 from ctxcache.device.streams import stream_handle
+from ctxcache.device.sums import PAGE_BYTES, SUM_LANES, check_pages, sum_table
 from ctxcache.errors import ContractError, DeploymentError, InvariantError
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class NumbaDeviceOps:
         self._arenas: dict[int, ChangeArena] = {}
         self._slot_tables: WeakKeyDictionary[HybridCacheManager, _DeviceTable] = WeakKeyDictionary()
         self._move_tables: WeakKeyDictionary[HybridSnapshotStorage, _DeviceTable] = WeakKeyDictionary()
+        self._sum_tables: WeakKeyDictionary[HybridCacheManager, _DeviceTable] = WeakKeyDictionary()
 
     @property
     def num_launches(self) -> int:
@@ -216,6 +218,22 @@ class NumbaDeviceOps:
         """See `DeviceOps.restore_boundary_hidden`."""
         live, saved, num_bytes = self._hidden_addresses(storage, snapshot_slot, destination)
         self._copy_run(live, saved, num_bytes, stream)
+
+    def sum_pages(self, cache: HybridCacheManager, page_ids: Int32s, sums: Any, stream: Any) -> None:
+        """See `DeviceOps.sum_pages`."""
+        pages = check_pages(cache, page_ids, sums)
+        address = self._device_address("sums", view_array(sums))
+        if not len(pages) or not cache.kv_pools:
+            return
+        if cache not in self._sum_tables:
+            rows = sum_table(cache)
+            self._sum_tables[cache] = self._keep_table(rows, int(rows[:, PAGE_BYTES].max()))
+        table = self._sum_tables[cache]
+        blocks = self._blocks_for(SUM_LANES, table.num_rows, len(pages))
+        with self._staged(pages, stream) as buffer:
+            device_pages = buffer.copy_to_device(pages.nbytes, stream)
+            arguments = (table.address, table.num_rows, device_pages, len(pages), address)
+            self._launch(self._kernels.sum_pages, blocks, stream, *arguments)
 
     def synchronize(self, stream: Any, synchronizer: StreamSynchronizer | None) -> int | None:
         """See `DeviceOps.synchronize`."""

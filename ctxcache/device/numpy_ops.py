@@ -23,6 +23,7 @@ from ctxcache.device.ops import (
     storage_dtype,
 )
 from ctxcache.device.snapshots import check_hidden_row, check_jobs, check_slots
+from ctxcache.device.sums import check_pages, sum_on_host
 
 if TYPE_CHECKING:
     from ctxcache.device.caches import HybridCacheManager
@@ -132,6 +133,15 @@ class NumpyDeviceOps:
         check_hidden_row(storage, snapshot_slot, destination)
         row = _on_host(destination.hidden_states)[destination.slot, destination.row]
         row.view(np.uint8)[...] = _on_host(storage.hidden_rows)[snapshot_slot]
+
+    def sum_pages(self, cache: HybridCacheManager, page_ids: Int32s, sums: Any, stream: Any) -> None:
+        """See `DeviceOps.sum_pages`."""
+        pages = check_pages(cache, page_ids, sums)
+        target = _on_host(sums)
+        pools = [_on_host(pool) for pool in cache.kv_pools]
+        for i, page in enumerate(pages.tolist()):
+            for layer, pool in enumerate(pools):
+                target[i, layer] = sum_on_host([_bytes_of(pool[half, page]) for half in (0, 1)])
 
     def synchronize(self, stream: Any, synchronizer: StreamSynchronizer | None) -> int | None:
         """See `DeviceOps.synchronize`. There is never anything to wait for."""

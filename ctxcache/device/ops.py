@@ -158,6 +158,17 @@ class DeviceOps(Protocol):
     ) -> None:
         """Copy the hidden row of the recurrent snapshot `snapshot_slot` to where the runtime wants it (MTP)."""
 
+    def sum_pages(self, cache: HybridCacheManager, page_ids: Int32s, sums: Any, stream: Any) -> None:
+        """Sum every byte of pages, each attention layer by itself. For the page sanitizer; see `ctxcache.device.sums`.
+
+        Args:
+            cache: whose pages.
+            page_ids: `int32[n]`.
+            sums: device array as `ctxcache.device.sums.allocate_sums` makes it, for at least `n` pages; the first `n`
+                entries are overwritten.
+            stream: where to enqueue.
+        """
+
     def synchronize(self, stream: Any, synchronizer: StreamSynchronizer | None) -> int | None:
         """Drain once: call the synchroniser with the stream, or wait for the stream when there is none.
 

@@ -22,6 +22,7 @@ from ctxcache.device.arrays import check_int32_array
 from ctxcache.device.caches import check_batches, check_lengths
 from ctxcache.device.ops import ABSENT, HiddenRow, Int32s, RuntimeDeviceOps, SnapshotJobs, StreamSynchronizer, as_int32s
 from ctxcache.device.snapshots import check_hidden_row, check_jobs, check_slots
+from ctxcache.device.sums import check_pages
 from ctxcache.ids import ResourceType
 
 _CHANCE_TO_RUN = 0.3
@@ -185,6 +186,15 @@ class DeferredDeviceOps:
         self._enqueue(
             lambda: self.inner.restore_boundary_hidden(storage, snapshot_slot, destination, stream),
             [self._use(ResourceType.RECURRENT_SNAPSHOT, snapshot_slot, writes=False)],
+        )
+
+    def sum_pages(self, cache: Any, page_ids: Int32s, sums: Any, stream: Any) -> None:
+        """Enqueue."""
+        pages = check_pages(cache, page_ids, sums).copy()
+        resource = ResourceType.DRAFT_KV_PAGE if cache.role == "draft" else ResourceType.BASE_KV_PAGE
+        self._enqueue(
+            lambda: self.inner.sum_pages(cache, pages, sums, stream),
+            [self._use(resource, page, writes=False) for page in pages.tolist()],
         )
 
     def synchronize(self, stream: Any, synchronizer: StreamSynchronizer | None) -> int | None:

@@ -217,6 +217,10 @@ class FaultInjector:
             lambda: self.inner.restore_boundary_hidden(storage, snapshot_slot, destination, stream),
         )
 
+    def sum_pages(self, cache: Any, page_ids: NDArray[np.int32], sums: Any, stream: Any) -> None:
+        """Fail or delegate."""
+        self._enqueue("sum_pages", cache.role, lambda: self.inner.sum_pages(cache, page_ids, sums, stream))
+
     def synchronize(self, stream: Any, synchronizer: StreamSynchronizer | None) -> int | None:
         """Fail or delegate; a fault that waited for a synchronise strikes here."""
         point, fault = self._reach(SYNCHRONIZE, "base")

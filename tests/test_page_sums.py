@@ -1,0 +1,96 @@
+"""Page sums: kernels and NumPy agree to the bit, and any changed byte of a page changes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ctxcache import AttentionLayerConfig, ContractError, EngineConfig, HybridCacheManager, LayerType, NumpyDeviceOps
+from ctxcache.device.numba_ops import NumbaDeviceOps
+from ctxcache.device.sums import allocate_sums, fold
+
+A = LayerType.ATTENTION
+
+
+def engine(dtype: str, head_dim: int, page: int = 3) -> EngineConfig:
+    """Two layers of different shapes; small pages whose bytes are no multiple of four."""
+    layers = (AttentionLayerConfig(1, head_dim), AttentionLayerConfig(2, head_dim))
+    return EngineConfig((A, A), layers, kv_dtype=dtype, max_sequence_length=4 * page, tokens_per_page=page, num_pages=5)
+
+
+def filled(ops: Any, config: EngineConfig, seed: int = 0) -> HybridCacheManager:
+    """A cache full of random bytes."""
+    cache = HybridCacheManager(config, None, device_ops=ops)
+    rng = np.random.default_rng(seed)
+    for pool in cache.kv_pools:
+        host = ops.to_host(pool)
+        raw = rng.integers(0, 256, host.nbytes, np.uint8)
+        ops.to_device(pool, raw.view(host.dtype).reshape(host.shape))
+    return cache
+
+
+def sums_of(ops: Any, cache: HybridCacheManager, pages: list[int]) -> np.ndarray:
+    """The sums of pages, lanes and all."""
+    sums = allocate_sums(ops, cache, len(pages))
+    ops.sum_pages(cache, np.array(pages, np.int32), sums, None)
+    ops.synchronize(None, None)
+    return ops.to_host(sums)
+
+
+@pytest.mark.parametrize(("dtype", "head_dim"), [("float16", 4), ("float8_e4m3fn", 1), ("float8_e4m3fn", 5)])
+def test_kernels_and_numpy_agree(dtype: str, head_dim: int) -> None:
+    """Every lane of every page and layer, for whole words and for left-over bytes, in one launch."""
+    host, device = NumpyDeviceOps(), NumbaDeviceOps()
+    config = engine(dtype, head_dim)
+    expected = sums_of(host, filled(host, config), [4, 0, 2])
+    cache = filled(device, config)
+    sums_of(device, cache, [1])
+    before = device.num_launches
+    np.testing.assert_array_equal(sums_of(device, cache, [4, 0, 2]), expected)
+    assert device.num_launches == before + 1
+    assert len({tuple(page) for page in fold(expected).reshape(-1, 2).tolist()}) == 6
+
+
+def test_every_byte_counts_and_no_other_page_does() -> None:
+    """Flipping any bit of any byte of a page changes both words of its sum in that layer, and nothing else."""
+    ops = NumpyDeviceOps()
+    cache = filled(ops, engine("float8_e4m3fn", 1))
+    before = fold(sums_of(ops, cache, list(range(5))))
+    for layer, pool in enumerate(cache.kv_pools):
+        flat = np.asarray(pool).reshape(2, 5, -1)
+        for half in range(2):
+            for page in range(5):
+                for byte in range(flat.shape[2]):
+                    flat[half, page, byte] ^= 1 << (byte % 8)
+                    changed = fold(sums_of(ops, cache, list(range(5)))) != before
+                    assert changed[page, layer].all()
+                    assert changed.sum() == 2
+                    flat[half, page, byte] ^= 1 << (byte % 8)
+
+
+def test_swapped_tokens_and_halves_are_seen() -> None:
+    """The same bytes in other places have another sum."""
+    ops = NumpyDeviceOps()
+    cache = filled(ops, engine("float16", 4))
+    before = fold(sums_of(ops, cache, [0]))
+    pool = np.asarray(cache.kv_pools[0])
+    pool[:, 0] = pool[::-1, 0].copy()
+    assert (fold(sums_of(ops, cache, [0]))[0, 0] != before[0, 0]).all()
+    pool[:, 0] = pool[::-1, 0].copy()
+    pool[0, 0, [0, 1]] = pool[0, 0, [1, 0]].copy()
+    assert (fold(sums_of(ops, cache, [0]))[0, 0] != before[0, 0]).all()
+
+
+@pytest.mark.parametrize("ops", [NumpyDeviceOps(), NumbaDeviceOps()], ids=["numpy", "numba"])
+def test_wrong_pages_and_small_arrays_are_refused(ops: Any) -> None:
+    """Pages out of range, too many of them, and arrays of another shape; an empty run sums nothing."""
+    cache = filled(ops, engine("float16", 4))
+    sums = allocate_sums(ops, cache, 2)
+    for pages, target in (([5], sums), ([-1], sums), ([0, 1, 2], sums), ([0], ops.allocate((2, 2), "int64"))):
+        with pytest.raises(ContractError, match=r"page_ids|sums"):
+            ops.sum_pages(cache, np.array(pages, np.int32), target, None)
+    ops.sum_pages(cache, np.empty(0, np.int32), sums, None)
+    ops.synchronize(None, None)
+    assert not ops.to_host(sums).any()
