@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from enum import Enum
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxcache.errors import ContractError
 from ctxcache.ids import Hash128
-from ctxcache.outcomes import HybridCheckpointKey
+from ctxcache.outcomes import HybridCheckpointKey, HybridSnapshotReservation
 
 _LIMIT = 1 << 31
+_Member = TypeVar("_Member", bound=Enum)
 
 
 def as_count(name: str, value: int, *, least: int = 0) -> int:
@@ -24,6 +26,19 @@ def as_count(name: str, value: int, *, least: int = 0) -> int:
     if not least <= value < _LIMIT:
         raise ContractError(f"{name} is {value}; it must be at least {least} and below 2**31")
     return value
+
+
+def as_flag(name: str, value: bool) -> bool:  # noqa: FBT001 - it is the value that is checked
+    """Return a truth value as a bool; nothing else is taken for its truth."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ContractError(f"{name} is {_said(value)}; pass True or False")
+    return bool(value)
+
+
+def check_member(name: str, value: _Member, kind: type[_Member]) -> None:
+    """Check that a value is a member of an enumeration, before anything hashes or compares it."""
+    if not isinstance(value, kind):
+        raise ContractError(f"{name} is {_said(value)}; pass a member of {kind.__name__}")
 
 
 def as_keys(keys: NDArray[np.uint64], num_blocks: int) -> NDArray[np.uint64]:
@@ -50,13 +65,26 @@ def as_rows(name: str, values: NDArray[np.int32], size: int | None = None) -> ND
 
 def check_exact_keys(exact_keys: Iterable[HybridCheckpointKey]) -> tuple[HybridCheckpointKey, ...]:
     """Return checkpoint keys as a tuple, each with a digest and a length of at least 1."""
-    checked = tuple(exact_keys)
+    try:
+        checked = tuple(iter(exact_keys))
+    except TypeError:
+        raise ContractError(f"exact_keys is {_said(exact_keys)}; pass a run of HybridCheckpointKey") from None
     for key in checked:
         if not isinstance(key, HybridCheckpointKey) or not isinstance(key.exact_prefix_digest, Hash128):
-            raise ContractError(f"exact_keys holds {key!r}; pass HybridCheckpointKey(Hash128(...), length)")
+            raise ContractError(f"exact_keys holds {_said(key)}; pass HybridCheckpointKey(Hash128(...), length)")
         as_count("exact_length", key.exact_length, least=1)
     return checked
 
 
+def check_reservation(reservation: HybridSnapshotReservation) -> None:
+    """Check that a reservation names slots by integers, so that it compares."""
+    if not isinstance(reservation, HybridSnapshotReservation):
+        raise ContractError(f"reservation is {_said(reservation)}; pass what reserve_snapshots returned")
+    as_count("recurrent_snapshot_slot", reservation.recurrent_snapshot_slot)
+    if reservation.partial_kv_snapshot_slot is not None:
+        as_count("partial_kv_snapshot_slot", reservation.partial_kv_snapshot_slot)
+
+
 def _said(value: Any) -> str:
-    return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else repr(type(value))
+    """Say what a wrong value is: an array by its layout, anything else as it shows itself."""
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)

@@ -73,9 +73,20 @@ class LeaseArena:
         if full or num_base_pages > arrays.base_rows.shape[1] or num_draft_pages > arrays.draft_rows.shape[1]:
             self.arrays = with_larger_arena(arrays, rows + full, num_base_pages, num_draft_pages)
 
-    def handle(self, row: int) -> CacheRequestLease:
-        """Return the handle of a row that has just been given out."""
+    def next_handle(self) -> CacheRequestLease:
+        """Return the handle of the row that `acquire_lease` gives out next; there is room for it.
+
+        It is made before anything is held, so that nothing is ever held without a handle. Until the row is given out it
+        reads as released.
+        """
+        state = self._core.state
+        row = int(state[FREE_LEASE] if state[FREE_LEASE] >= 0 else state[FRESH_LEASES])
         return CacheRequestLease(self, row, int(self.arrays.lease[GENERATION, row]))
+
+    def take_back(self, lease: CacheRequestLease) -> None:
+        """Return what a handle that never reached its caller holds by now, if anything."""
+        if not self.lease_is_released(lease):
+            release_lease(self._core, self.arrays, lease.row)
 
     def row_of(self, lease: CacheRequestLease) -> int:
         """Return the row of a live lease of this manager; `ContractError` for any other object."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.arguments import as_count, as_keys, check_exact_keys
+from ctxcache.arguments import as_count, as_flag, as_keys, check_exact_keys, check_member
 from ctxcache.checkpoints import list_lengths
 from ctxcache.config import EXECUTION_MODES
 from ctxcache.core import (
@@ -78,7 +78,8 @@ class ContextCacheManager:
         kind: the deployment, which decides what a plan may reuse.
 
     Raises:
-        ContractError: a negative number, no token a page, or a pool that the kind has no use for.
+        ContractError: a negative number, no token a page, a kind that is no `ContextCacheDeploymentKind`, or a pool that
+            the kind has no use for.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class ContextCacheManager:
         max_records: int = 1024,
         kind: ContextCacheDeploymentKind = ContextCacheDeploymentKind.VANILLA,
     ) -> None:
+        check_member("kind", kind, ContextCacheDeploymentKind)
         self._page_tokens = as_count("tokens_per_page", tokens_per_page, least=1)
         self._kind = kind
         self._has_pages = kind is not ContextCacheDeploymentKind.PURE_RECURRENT
@@ -177,9 +179,10 @@ class ContextCacheManager:
         bypass: bool,  # noqa: FBT001 - handed through
         exact_keys: Iterable[HybridCheckpointKey],
     ) -> PlanRequest:
+        check_member("mode", mode, ContextCacheExecutionMode)
         if mode not in EXECUTION_MODES[self._kind]:
             served = ", ".join(served.name for served in EXECUTION_MODES[self._kind])
-            raise ContractError(f"mode is {mode!r}; a {self._kind.name} deployment serves {served}")
+            raise ContractError(f"mode is {mode.name}; a {self._kind.name} deployment serves {served}")
         num_tokens = as_count("num_tokens", num_tokens, least=1)
         draft_extra_tokens = as_count("draft_extra_tokens", draft_extra_tokens)
         paired = mode in _PAIRED_MODES
@@ -188,7 +191,7 @@ class ContextCacheManager:
                 f"draft_extra_tokens is {draft_extra_tokens}, but {mode.name} runs no paired draft; leave it 0"
             )
         # The plain mode of an MTP deployment writes no draft state, so it can use and make no checkpoint.
-        cold = bypass or (self._mtp and not paired)
+        cold = as_flag("bypass", bypass) or (self._mtp and not paired)
         exact = check_exact_keys(exact_keys)
         if exact and not self._has_checkpoints:
             raise ContractError(f"exact_keys has entries, but a {self._kind.name} deployment has no checkpoints")
@@ -212,9 +215,9 @@ class ContextCacheManager:
         """Turn a plan into a lease, whole or not at all. See `CacheManager.acquire`."""
         if not isinstance(plan, ReusePlan) or plan._owner is not self:  # noqa: SLF001 - the plan's maker
             raise ContractError(f"{plan!r} is no plan of this manager; pass one that its plan() returned")
-        last_key, record, serial = plan._proof  # noqa: SLF001
+        last_key, record, serial, matched, drafts = plan._proof  # noqa: SLF001
         paired = plan.execution_mode in _PAIRED_MODES
-        reused, drafts = plan.reused_base_pages.size, plan.reused_draft_pages
+        reused = plan.reused_base_pages.size
         ask = np.array(
             (
                 plan.base_page_demand,
@@ -223,15 +226,20 @@ class ContextCacheManager:
                 record,
                 serial,
                 self._has_checkpoints and (paired or not self._mtp),
-                plan.matched_base_pages.size if paired and record < 0 else 0,
+                matched.size if paired and record < 0 else 0,
             ),
             np.int64,
         )
         arena = self._arena
         arena.ensure_room(reused + plan.base_page_demand, drafts.size + plan.draft_page_demand, new_row=True)
-        row = acquire_lease(self._core, arena.arrays, plan.matched_base_pages, last_key, reused, drafts, ask)
-        if row >= 0:
-            return AcquireResult(arena.handle(row), AcquireStatus.ACQUIRED, plan)
+        lease = arena.next_handle()
+        try:
+            row = acquire_lease(self._core, arena.arrays, matched, last_key, reused, drafts, ask)
+            if row >= 0:
+                return AcquireResult(lease, AcquireStatus.ACQUIRED, plan)
+        except BaseException:  # an interrupt: the caller gets no handle, so nobody else could release it
+            arena.take_back(lease)
+            raise
         status = AcquireStatus.STALE_PLAN if row == STALE else AcquireStatus.INSUFFICIENT_CAPACITY
         return AcquireResult(None, status, plan)
 
@@ -306,6 +314,7 @@ class ContextCacheManager:
 
     def pool(self, resource_type: ResourceType) -> PoolOccupancy:
         """Return free and capacity of one pool."""
+        check_member("resource_type", resource_type, ResourceType)
         kind = RESOURCE_KIND[resource_type]
         return PoolOccupancy(int(self._state[FREE + kind]), int(self._state[CAPACITY + kind]))
 

@@ -57,7 +57,7 @@ class HybridSnapshotReservation:
 class ReusePlan:
     """What a request could reuse at the moment of planning, and what it needs besides. Holds nothing.
 
-    Lengths are in tokens. Arrays are the plan's own and must not be written.
+    Lengths are in tokens. Arrays are the plan's own and read-only.
 
     Attributes:
         kind: `STANDARD`; `NO_REUSABLE_PREFIX` when nothing is reused; `FULL_INPUT_REWIND` when every token of a

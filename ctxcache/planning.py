@@ -28,6 +28,8 @@ from ctxcache.outcomes import HybridCheckpointKey, MatchResult, ReusePlan
 from ctxcache.pairs import count_paired, write_draft_path
 
 _NO_PAGES = np.empty(0, np.int32)
+_NO_PAGES_SHOWN = np.empty(0, np.int32)
+_NO_PAGES_SHOWN.flags.writeable = False
 _NO_KEY = np.zeros(2, np.uint64)
 
 
@@ -112,6 +114,8 @@ def _attention_plan(core: Core, request: PlanRequest, owner: object) -> ReusePla
     else:
         kind = ReusePlanKind.STANDARD if reused else ReusePlanKind.NO_REUSABLE_PREFIX
     base_demand, draft_demand = _page_demands(request, reused)
+    path, drafts = path[:matched], drafts[:reused] if request.paired else _NO_PAGES
+    shown = _shown(path)
     return ReusePlan(
         kind=kind,
         execution_mode=request.mode,
@@ -119,9 +123,9 @@ def _attention_plan(core: Core, request: PlanRequest, owner: object) -> ReusePla
         input_token_count=request.num_tokens,
         matched_token_length=matched * request.tokens_per_page,
         reused_token_length=reused * request.tokens_per_page,
-        matched_base_pages=path[:matched],
-        reused_base_pages=path[:reused],
-        reused_draft_pages=drafts[:reused] if request.paired else _NO_PAGES,
+        matched_base_pages=shown,
+        reused_base_pages=shown[:reused],
+        reused_draft_pages=_shown(drafts) if request.paired else _NO_PAGES_SHOWN,
         base_page_demand=base_demand,
         draft_page_demand=draft_demand,
         recurrent_snapshot_slot=None,
@@ -129,7 +133,7 @@ def _attention_plan(core: Core, request: PlanRequest, owner: object) -> ReusePla
         exact_checkpoint_length=0,
         spec_replay_mode=SpecReplayMode.FULL_PAGE if replays else SpecReplayMode.NONE,
         _owner=owner,
-        _proof=(request.keys[matched - 1].copy(), -1, 0),
+        _proof=(request.keys[matched - 1].copy(), -1, 0, path, drafts),
     )
 
 
@@ -139,6 +143,8 @@ def _checkpoint_plan(core: Core, request: PlanRequest, owner: object) -> ReusePl
     if record < 0:
         return _cold_plan(request, owner)
     length, blocks = int(core.record[EXACT_LENGTH, record]), int(core.record[NUM_BLOCKS, record])
+    path = path[:blocks]
+    shown = _shown(path)
     drafts = np.empty(blocks if request.paired else 0, np.int32)
     write_draft_path(core, record, drafts)
     base_demand, draft_demand = _page_demands(request, blocks)
@@ -150,9 +156,9 @@ def _checkpoint_plan(core: Core, request: PlanRequest, owner: object) -> ReusePl
         input_token_count=request.num_tokens,
         matched_token_length=length,
         reused_token_length=length,
-        matched_base_pages=path[:blocks],
-        reused_base_pages=path[:blocks],
-        reused_draft_pages=drafts,
+        matched_base_pages=shown,
+        reused_base_pages=shown,
+        reused_draft_pages=_shown(drafts),
         base_page_demand=base_demand,
         draft_page_demand=draft_demand,
         recurrent_snapshot_slot=int(core.record[RECURRENT_SLOT, record]),
@@ -160,7 +166,7 @@ def _checkpoint_plan(core: Core, request: PlanRequest, owner: object) -> ReusePl
         exact_checkpoint_length=length,
         spec_replay_mode=SpecReplayMode.NONE,
         _owner=owner,
-        _proof=(_NO_KEY, record, int(core.serial[record])),
+        _proof=(_NO_KEY, record, int(core.serial[record]), path, drafts),
     )
 
 
@@ -199,9 +205,9 @@ def _cold_plan(request: PlanRequest, owner: object) -> ReusePlan:
         input_token_count=request.num_tokens,
         matched_token_length=0,
         reused_token_length=0,
-        matched_base_pages=_NO_PAGES,
-        reused_base_pages=_NO_PAGES,
-        reused_draft_pages=_NO_PAGES,
+        matched_base_pages=_NO_PAGES_SHOWN,
+        reused_base_pages=_NO_PAGES_SHOWN,
+        reused_draft_pages=_NO_PAGES_SHOWN,
         base_page_demand=base_demand,
         draft_page_demand=draft_demand,
         recurrent_snapshot_slot=None,
@@ -209,8 +215,15 @@ def _cold_plan(request: PlanRequest, owner: object) -> ReusePlan:
         exact_checkpoint_length=0,
         spec_replay_mode=SpecReplayMode.NONE,
         _owner=owner,
-        _proof=(_NO_KEY, -1, 0),
+        _proof=(_NO_KEY, -1, 0, _NO_PAGES, _NO_PAGES),
     )
+
+
+def _shown(pages: Int32s) -> Int32s:
+    """Return pages as a plan shows them: a view that cannot be written. Compiled code gets the array behind it."""
+    view = pages[:]
+    view.flags.writeable = False
+    return view
 
 
 def _page_demands(request: PlanRequest, reused_blocks: int) -> tuple[int, int]:

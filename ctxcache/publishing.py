@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.arguments import as_count, as_keys, check_exact_keys
+from ctxcache.arguments import as_count, as_keys, check_exact_keys, check_reservation
 from ctxcache.core import (
     CHECKPOINTS_ALLOWED,
     KNOWN,
@@ -169,6 +169,7 @@ class Publisher:
         return row
 
     def _check_reservation(self, row: int, reservation: HybridSnapshotReservation) -> None:
+        check_reservation(reservation)
         recurrent, partial = (int(slot) for slot in self._arena.arrays.lease[RESERVED : RESERVED + 2, row])
         held = HybridSnapshotReservation(recurrent, partial if partial >= 0 else None) if recurrent >= 0 else None
         if reservation != held or held is None:
