@@ -179,13 +179,16 @@ class RequestHandle:
         request = getattr(self, "_request", None)
         if request is None or not request.held or self._coordinator._custody.pid != os.getpid():  # noqa: SLF001
             return
-        warnings.warn(
-            f"a RequestHandle was dropped in state {request.state!r}; finish() or close() it",
-            ResourceWarning,
-            stacklevel=2,
-            source=self,
-        )
-        self._coordinator._custody.drop(request)  # noqa: SLF001 - two halves of one owner
+        state = request.state
+        try:
+            self._coordinator._custody.drop(request)  # noqa: SLF001 - two halves of one owner
+        finally:  # last: where warnings are errors this raises
+            warnings.warn(
+                f"a RequestHandle was dropped in state {state!r}; finish() or close() it",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
 
     def __copy__(self) -> NoReturn:
         raise TypeError("a RequestHandle cannot be copied; it is released once")

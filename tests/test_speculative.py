@@ -380,7 +380,7 @@ def test_mtp_operations_refuse_bad_arguments_and_other_deployments() -> None:
     h = mtp()
     request, _ = h.admit(T(50))
     c = h.coordinator
-    with pytest.raises(ContractError, match="publish_boundary"):
+    with pytest.raises(ContractError, match="publish_hybrid_mtp_endpoint"):
         c.publish_hybrid_mtp_endpoint(request, 0, 20, h.hidden, 1)
     c.prepare_prefill(request)
     seen = h.observe(request)
