@@ -269,7 +269,8 @@ class MtpHarness(EagleHarness, HybridHarness):
                 words[slot, 2] = 0
                 status = self.coordinator.restore_hybrid_mtp_boundary_hidden(request, slot, self.hidden, 2)
                 assert status is OK
-                seen = np.asarray(self.hidden).view(np.uint64)[slot, 2, 0]  # anew: on a GPU, looking waits for the stream
+                # Anew, not through `words`: on a GPU it is looking that waits for the stream.
+                seen = np.asarray(self.hidden).view(np.uint64)[slot, 2, 0]
                 assert seen == self.hidden_word(slot, start), "another boundary's hidden row"
                 self.check_draft(slot, start - 1)
             reached = start

@@ -25,6 +25,7 @@ def test_the_report_holds_every_op_and_every_verdict(capsys: pytest.CaptureFixtu
         "restore",
         "compaction 8 to 5",
         "zero",
+        "sum 4 pages",
         "grow 64 of 256 rows",
         "grow nothing",
     }

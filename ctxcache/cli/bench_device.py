@@ -15,7 +15,7 @@ from ctxcache.cli.bench_clock import Clock, Timing
 from ctxcache.cli.bench_rivals import MemcpyRival, compaction_copies, copies_of, indexing_rivals
 from ctxcache.cli.doctor import version_of
 from ctxcache.cli.driver import look_for_driver
-from ctxcache.config import EngineConfig, RecurrentStateConfig
+from ctxcache.config import AttentionLayerConfig, EngineConfig, RecurrentStateConfig
 from ctxcache.device.arrays import view_array
 from ctxcache.device.caches import HybridCacheManager
 from ctxcache.device.launch import SIMULATED, cuda
@@ -23,6 +23,7 @@ from ctxcache.device.numba_ops import NumbaDeviceOps
 from ctxcache.device.ops import SnapshotJobs
 from ctxcache.device.page_table import KVPageTable
 from ctxcache.device.snapshots import HybridSnapshotStorage, recurrent_bytes_per_slot
+from ctxcache.device.sums import allocate_sums
 from ctxcache.ids import LayerType
 
 COMPACTION = (-1, 0, 1, -1, 2, 3, -1, 4)
@@ -32,6 +33,9 @@ MOST_TIMES_THE_COPY = 1.12
 LEAST_TIMES_FASTER = 18.0
 MOST_TIMES_THE_COPY_COMPACTING = 1.25
 MOST_UPLOAD_HOST_US = 15.0
+MOST_TIMES_READING = 1.25
+
+_SUMMED_LAYERS = 16
 
 _PACKAGES = ("numba", "numba-cuda", "cuda-bindings", "numpy", "torch", "cupy-cuda13x", "cupy-cuda12x", "ctxcache")
 
@@ -189,6 +193,7 @@ def _measure_state(ops: NumbaDeviceOps, geometry: Geometry, stream: Any, clock: 
         report.verdict(f"{name} / contiguous copy", bound, f"{ratio:.3f}", met=ratio <= MOST_TIMES_THE_COPY)
         _judge_speedup(report, name, ours, each, copy)
     _measure_compaction(ops, cache, stream, clock, report, copy, num_bytes)
+    _measure_sums(ops, geometry, stream, clock, report, copy)
     every_slot = np.arange(batch, dtype=np.int32)
     report.row("zero", "ctxcache", clock.time(lambda: ops.zero_recurrent(cache, every_slot, stream)), num_bytes)
 
@@ -249,6 +254,36 @@ def _measure_compaction(
     bound = f"at most {MOST_TIMES_THE_COPY_COMPACTING}"
     met = ratio <= MOST_TIMES_THE_COPY_COMPACTING
     report.verdict(f"{name} / copy of the bytes moved", bound, f"{ratio:.3f}", met=met)
+
+
+def _measure_sums(
+    ops: NumbaDeviceOps, geometry: Geometry, stream: Any, clock: Clock, report: Report, copy: Timing | None
+) -> None:
+    """The page sanitizer's sums, over about as many bytes of pages; they are read once and not written."""
+    num_bytes = geometry.batch * recurrent_bytes_per_slot(geometry.engine())
+    half_bytes = 4 * max(geometry.state_bytes // 16, 1)  # of K, and as many of V: 512 KiB a page and layer by default
+    num_pages = max(num_bytes // (2 * half_bytes * _SUMMED_LAYERS), 1)
+    config = EngineConfig(
+        layers=(LayerType.ATTENTION,) * _SUMMED_LAYERS,
+        attention=(AttentionLayerConfig(1, half_bytes // 2 // 2),) * _SUMMED_LAYERS,
+        max_sequence_length=2 * num_pages,
+        num_pages=num_pages,
+        tokens_per_page=2,
+    )
+    cache = HybridCacheManager(config, stream, device_ops=ops)
+    for pool in cache.kv_pools:
+        view = view_array(pool)
+        noise = np.random.default_rng(view.address % 1000).integers(0, 256, view.nbytes, dtype=np.uint8)
+        ops.to_device(pool, noise.view(view.dtype).reshape(view.shape))
+    summed_bytes = 2 * half_bytes * num_pages * _SUMMED_LAYERS
+    pages, sums = np.arange(num_pages, dtype=np.int32), allocate_sums(ops, cache, num_pages)
+    work = clock.time(lambda: ops.sum_pages(cache, pages, sums, stream))
+    ours = report.row(f"sum {num_pages} pages", "ctxcache", work, summed_bytes)
+    if copy is None:
+        return
+    ratio = ours.device / (copy.device / 2 * summed_bytes / num_bytes)
+    claim = "page sums / reading as fast as a copy reads and writes"
+    report.verdict(claim, f"at most {MOST_TIMES_READING}", f"{ratio:.2f}", met=ratio <= MOST_TIMES_READING)
 
 
 class _GrowingTable:
