@@ -11,6 +11,9 @@ from ctxcache.ids import ContextCacheDeploymentKind, ContextCacheExecutionMode, 
 
 HASH_KEY_BYTES = 16
 
+_SIZE_LIMIT = 1 << 31
+"""Sizes and counts stay below this: pages, tokens and slots are numbered by int32."""
+
 DTYPE_BYTES: dict[str, int] = {
     "float64": 8,
     "float32": 4,
@@ -99,6 +102,9 @@ class EngineConfig:
         _check_at_least("EngineConfig.hidden_size", self.hidden_size, 0)
         if self.num_pages == 0 and self.attention:
             object.__setattr__(self, "num_pages", self.max_batch_size * self.pages_per_sequence)
+            _check_at_least(
+                "EngineConfig.num_pages, by default max_batch_size * pages_per_sequence,", self.num_pages, 1
+            )
 
     def _check_layers(self) -> None:
         if not self.layers:
@@ -200,8 +206,9 @@ class ContextCacheConfig:
     page_sanitizer: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_records", "recurrent_snapshot_pool_bytes", "partial_kv_snapshot_pool_bytes"):
-            _check_at_least(f"ContextCacheConfig.{name}", getattr(self, name), 0)
+        _check_at_least("ContextCacheConfig.max_records", self.max_records, 0)
+        for name in ("recurrent_snapshot_pool_bytes", "partial_kv_snapshot_pool_bytes"):
+            _check_at_least(f"ContextCacheConfig.{name}", getattr(self, name), 0, limit=None)
         for name in ("enabled", "page_sanitizer"):
             _check_type(f"ContextCacheConfig.{name}", getattr(self, name), bool)
         _check_type("ContextCacheConfig.hash_key", self.hash_key, (bytes, bytearray), optional=True)
@@ -284,9 +291,11 @@ def _wrong_base(mode: SpecDecodeMode, base: EngineConfig, wanted: str) -> str:
     )
 
 
-def _check_at_least(name: str, value: int, least: int) -> None:
+def _check_at_least(name: str, value: int, least: int, *, limit: int | None = _SIZE_LIMIT) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise DeploymentError(f"{name} is {value!r}; it must be an integer of at least {least}")
+    if limit is not None and value >= limit:
+        raise DeploymentError(f"{name} is {value}; it must be below {limit}, what int32 can number")
 
 
 def _as_tuple(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
