@@ -10,11 +10,14 @@ from numpy.typing import NDArray
 
 from ctxcache.config import DTYPE_BYTES, EngineConfig
 from ctxcache.device.arrays import SIMULATOR, ArrayView, view_array
+from ctxcache.device.checks import as_index, as_list, check_engine
 from ctxcache.device.defaults import ops_or_default
 from ctxcache.device.ops import Int32s, RuntimeDeviceOps, as_int32s
 from ctxcache.device.ownership import Ownership
 from ctxcache.errors import ContractError, DeploymentError
 from ctxcache.ids import LayerType
+
+_INT32_LIMIT = 1 << 31
 
 
 def kv_pool_shape(config: EngineConfig, attention_index: int) -> tuple[int, int, int, int, int]:
@@ -49,6 +52,7 @@ class HybridCacheManager(Ownership):
     """
 
     def __init__(self, config: EngineConfig, stream: Any, *, device_ops: RuntimeDeviceOps | None = None) -> None:
+        check_engine("config", config)
         ops = ops_or_default(device_ops)
         state_shape, conv_shape = state_shapes(config)
         pools = [ops.allocate(kv_pool_shape(config, i), config.kv_dtype) for i in range(config.num_attention_layers)]
@@ -80,12 +84,14 @@ class HybridCacheManager(Ownership):
             device_ops: ops for the lengths and the convenience methods; `NumpyDeviceOps()` for host arrays.
 
         Raises:
-            DeploymentError: a wrong number of arrays, or one of another shape, element size or device, one that has
-                gaps, or one that is read-only.
+            DeploymentError: no engine, a wrong number of arrays, or one of another shape, element size or device, one
+                that has gaps, or one that is read-only.
         """
+        check_engine("config", config)
+        arrays = (as_list("kv_pools", kv_pools), as_list("recurrent", recurrent), as_list("conv", conv))
         ops = ops_or_default(device_ops)
         cache = cls.__new__(cls)
-        cache._set_up(config, stream, ops, (list(kv_pools), list(recurrent), list(conv)))  # noqa: SLF001 - its own
+        cache._set_up(config, stream, ops, arrays)  # noqa: SLF001 - its own
         cache._check_borrowed()  # noqa: SLF001 - its own
         return cache
 
@@ -159,12 +165,14 @@ class HybridCacheManager(Ownership):
         """Enqueue an advance of the active slots' lengths: for the runtime, after a step.
 
         Args:
-            increment: tokens; one integer for all slots, or a device int32 array with one per active slot.
+            increment: tokens; one integer, at least 0, for all slots, or a device int32 array with one per active slot.
             stream: where to enqueue.
 
         Raises:
-            ContractError: an array that is too short or not int32.
+            ContractError: a number that is no increment, or an array that is too short or not int32.
         """
+        if isinstance(increment, (int, np.integer)):
+            increment = as_index("increment", increment, _INT32_LIMIT)
         self.device_ops.advance_lengths(self, increment, stream)
 
     def compact_batch_slot_state(self, mapping: Any, old_batch: int, new_batch: int, stream: Any) -> None:
@@ -180,6 +188,7 @@ class HybridCacheManager(Ownership):
         Raises:
             ContractError: batch sizes or a host mapping that no compaction can have.
         """
+        check_batches(self, old_batch, new_batch)
         if isinstance(mapping, np.ndarray):
             mapping = mapping[:old_batch].tolist()
         if isinstance(mapping, (list, tuple)):
@@ -192,8 +201,9 @@ class HybridCacheManager(Ownership):
 
     @staticmethod
     def _index_of(layer: int, index: dict[int, int], what: str) -> int:
-        if layer not in index:
-            raise ContractError(f"layer {layer} is not {what} layer; those are {sorted(index)}")
+        # A bool equals a layer's number, and what does not hash cannot be looked up.
+        if isinstance(layer, bool) or not isinstance(layer, (int, np.integer)) or layer not in index:
+            raise ContractError(f"layer {layer!r} is not {what} layer; those are {sorted(index)}")
         return index[layer]
 
     def _check_borrowed(self) -> None:
@@ -250,7 +260,8 @@ def check_mapping(mapping: Any, old_batch: int, new_batch: int) -> Int32s:
 
 def check_batches(cache: HybridCacheManager, old_batch: int, new_batch: int) -> None:
     """Check the batch sizes of a compaction: `0 <= new_batch <= old_batch <= max_batch`, or `ContractError`."""
-    if not 0 <= new_batch <= old_batch <= cache.max_batch:
+    old_batch = as_index("old_batch", old_batch, cache.max_batch + 1)
+    if as_index("new_batch", new_batch, cache.max_batch + 1) > old_batch:
         raise ContractError(
             f"compaction from {old_batch} to {new_batch} slots; sizes obey 0 <= new <= old <= {cache.max_batch}"
         )

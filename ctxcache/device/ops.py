@@ -200,7 +200,10 @@ def as_int32s(name: str, values: Any) -> Int32s:
     Raises:
         ContractError: not one-dimensional, not integers, or out of int32's range.
     """
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ContractError(f"{name} is {values!r}; pass a one-dimensional run of integers") from error
     if array.dtype == np.int32 and array.ndim == 1 and array.flags.c_contiguous:
         return array
     if array.ndim == 1 and array.size == 0:

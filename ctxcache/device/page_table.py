@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ctxcache.device import page_rows
 from ctxcache.device.arrays import view_array
+from ctxcache.device.checks import as_index, as_size
 from ctxcache.device.defaults import ops_or_default
 from ctxcache.device.ops import Int32s, RuntimeDeviceOps, as_int32s
 from ctxcache.device.ownership import Ownership
@@ -87,15 +88,14 @@ class KVPageTable(Ownership):
     def __init__(
         self, max_batch: int, max_pages_per_seq: int, num_pages: int, *, device_ops: RuntimeDeviceOps | None = None
     ) -> None:
-        for name, value in (("max_batch", max_batch), ("max_pages_per_seq", max_pages_per_seq)):
-            if value < 1:
-                raise DeploymentError(f"KVPageTable {name} is {value}; it must be at least 1")
+        max_batch = as_size("KVPageTable max_batch", max_batch, 1, _INT32_LIMIT - 1)
+        max_pages_per_seq = as_size("KVPageTable max_pages_per_seq", max_pages_per_seq, 1, _INT32_LIMIT - 1)
         if max_batch * max_pages_per_seq >= _INT32_LIMIT:
             raise DeploymentError(
                 f"KVPageTable has {max_batch} rows of {max_pages_per_seq} pages; keep the product below 2**31"
             )
-        if not 1 <= num_pages <= _INT32_LIMIT // 2:
-            raise DeploymentError(f"KVPageTable num_pages is {num_pages}; it must be in 1 .. 2**30 (V ids are int32)")
+        # V ids are int32 too, and lie behind the K ids.
+        num_pages = as_size("KVPageTable num_pages", num_pages, 1, _INT32_LIMIT // 2)
         self.max_batch = max_batch
         self.max_pages_per_seq = max_pages_per_seq
         self.num_pages = num_pages
@@ -129,8 +129,7 @@ class KVPageTable(Ownership):
         Raises:
             ContractError: no such slot.
         """
-        self._check_slot(slot)
-        row: Int32s = self._rows[slot].copy()
+        row: Int32s = self._rows[self._as_slot(slot)].copy()
         return row
 
     def row_lengths(self) -> Int32s:
@@ -164,7 +163,7 @@ class KVPageTable(Ownership):
         Raises:
             ContractError: no such slot, too many pages, or an id out of range. Nothing has changed.
         """
-        self._check_slot(slot)
+        slot = self._as_slot(slot)
         ids = as_int32s("page_ids", page_ids)
         live = np.flatnonzero(ids != page_rows.UNUSED)
         ids = ids[: live[-1] + 1] if live.size else ids[:0]
@@ -224,6 +223,7 @@ class KVPageTable(Ownership):
             ContractError: not every slot of `0 .. new_batch-1` is a destination exactly once, or there are more
                 entries than rows. Nothing has changed.
         """
+        new_batch = as_index("new_batch", new_batch, self.max_batch + 1)
         mapping = as_int32s("old_to_new", old_to_new)
         if len(mapping) > self.max_batch:
             raise ContractError(f"old_to_new has {len(mapping)} entries; the table has {self.max_batch} rows")
@@ -322,9 +322,8 @@ class KVPageTable(Ownership):
         self._dirty[:] = (0, self.max_pages_per_seq)
         self._has_changes = True
 
-    def _check_slot(self, slot: int) -> None:
-        if not 0 <= slot < self.max_batch:
-            raise ContractError(f"slot is {slot}; the table has slots 0 .. {self.max_batch - 1}")
+    def _as_slot(self, slot: int) -> int:
+        return as_index("slot", slot, self.max_batch, "the table has slots")
 
     def _judge(self, count: int, row: int, column: int) -> int:
         if count == page_rows.BAD_ROW_PAGE:

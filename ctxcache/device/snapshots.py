@@ -11,11 +11,15 @@ import numpy as np
 from ctxcache.config import DTYPE_BYTES, DeploymentConfig, EngineConfig
 from ctxcache.device.arrays import ArrayView, view_array
 from ctxcache.device.caches import HybridCacheManager
+from ctxcache.device.checks import as_index, as_size, check_engine_or_deployment
 from ctxcache.device.job_checks import are_distinct_slots, are_sound_jobs
-from ctxcache.device.ops import ABSENT, DeviceOps, HiddenRow, Int32s, SnapshotJobs
+from ctxcache.device.ops import ABSENT, DeviceOps, HiddenRow, Int32s, SnapshotJobs, as_int32s
 from ctxcache.device.ownership import Ownership
 from ctxcache.errors import ContractError, DeploymentError, InvariantError
 from ctxcache.ids import SpecDecodeMode
+
+_BUDGET_LIMIT = (1 << 63) - 1
+"""Bytes that a 64-bit address space can hold."""
 
 
 def recurrent_bytes_per_slot(config: EngineConfig | DeploymentConfig) -> int:
@@ -43,6 +47,7 @@ def partial_kv_bytes_per_slot(config: EngineConfig | DeploymentConfig) -> int:
 
 def _engines(config: EngineConfig | DeploymentConfig) -> tuple[EngineConfig, EngineConfig | None]:
     """The base, and the draft where snapshots hold something of it."""
+    check_engine_or_deployment("config", config)
     if isinstance(config, EngineConfig):
         return config, None
     return config.base, config.draft if config.spec_mode is SpecDecodeMode.MTP else None
@@ -182,6 +187,7 @@ class HybridSnapshotStorage(Ownership):
 
 
 def _count_slots(name: str, budget_bytes: int, slot_bytes: int) -> int:
+    budget_bytes = as_size(name, budget_bytes, 0, _BUDGET_LIMIT)
     if slot_bytes == 0:
         return 0
     if budget_bytes < slot_bytes:
@@ -204,9 +210,9 @@ def check_jobs(storage: HybridSnapshotStorage, jobs: SnapshotJobs, *, to_snapsho
         ContractError: fields of different lengths, an index out of range, a page that is missing, or two jobs that
             write the same place. Nothing has been enqueued.
     """
-    fields = [np.asarray(getattr(jobs, name)) for name in _JOB_NAMES]
-    if any(field.shape != fields[0].shape or field.ndim != 1 for field in fields):
-        raise ContractError(f"jobs have fields of lengths {[field.shape for field in fields]}; give one entry per job")
+    fields = [as_int32s(name, getattr(jobs, name)) for name in _JOB_NAMES]
+    if any(len(field) != len(fields[0]) for field in fields):
+        raise ContractError(f"jobs have fields of lengths {[len(field) for field in fields]}; give one entry per job")
     packed = np.empty((len(fields[0]), len(fields)), np.int32)
     for column, field in enumerate(fields):
         packed[:, column] = field
@@ -277,10 +283,7 @@ def check_hidden_row(storage: HybridSnapshotStorage, snapshot_slot: int, row: Hi
     """
     if storage.hidden_rows is None:
         raise ContractError("this deployment saves no hidden rows; only hybrid engines with MTP do")
-    if not 0 <= snapshot_slot < storage.num_recurrent_slots:
-        raise ContractError(
-            f"snapshot_slot is {snapshot_slot}; there are recurrent snapshots 0 .. {storage.num_recurrent_slots - 1}"
-        )
+    as_index("snapshot_slot", snapshot_slot, storage.num_recurrent_slots, "there are recurrent snapshots")
     view = view_array(row.hidden_states)
     hidden_size, itemsize = storage.hidden_shape
     if len(view.shape) != 3 or view.shape[2] != hidden_size or view.itemsize != itemsize:
@@ -290,9 +293,8 @@ def check_hidden_row(storage: HybridSnapshotStorage, snapshot_slot: int, row: Hi
         )
     if not view.is_contiguous_from(2):
         raise ContractError(f"hidden states have strides {view.strides}; each row must be contiguous")
-    for name, index, length in (("slot", row.slot, view.shape[0]), ("row", row.row, view.shape[1])):
-        if not 0 <= index < length:
-            raise ContractError(f"hidden {name} is {index}; the array has 0 .. {length - 1}")
+    as_index("hidden slot", row.slot, view.shape[0], "the array has")
+    as_index("hidden row", row.row, view.shape[1], "the array has")
     return view
 
 
