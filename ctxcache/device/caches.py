@@ -260,8 +260,9 @@ def check_mapping(mapping: Any, old_batch: int, new_batch: int) -> Int32s:
 
 def check_batches(cache: HybridCacheManager, old_batch: int, new_batch: int) -> None:
     """Check the batch sizes of a compaction: `0 <= new_batch <= old_batch <= max_batch`, or `ContractError`."""
-    old_batch = as_index("old_batch", old_batch, cache.max_batch + 1)
-    if as_index("new_batch", new_batch, cache.max_batch + 1) > old_batch:
+    rule = "sizes obey 0 <= new <= old, both in"
+    old_batch = as_index("old_batch", old_batch, cache.max_batch + 1, rule)
+    if as_index("new_batch", new_batch, cache.max_batch + 1, rule) > old_batch:
         raise ContractError(
             f"compaction from {old_batch} to {new_batch} slots; sizes obey 0 <= new <= old <= {cache.max_batch}"
         )
