@@ -28,9 +28,11 @@ def as_count(name: str, value: int, *, least: int = 0) -> int:
     return value
 
 
-def as_flag(name: str, value: bool) -> bool:  # noqa: FBT001 - it is the value that is checked
+def as_flag(name: str, value: bool | np.bool_) -> bool:
     """Return a truth value as a bool; nothing else is taken for its truth."""
-    if not isinstance(value, (bool, np.bool_)):
+    if value is True or value is False:
+        return value
+    if not isinstance(value, np.bool_):
         raise ContractError(f"{name} is {_said(value)}; pass True or False")
     return bool(value)
 

@@ -80,7 +80,9 @@ class LeaseArena:
         reads as released.
         """
         state = self._core.state
-        row = int(state[FREE_LEASE] if state[FREE_LEASE] >= 0 else state[FRESH_LEASES])
+        row = int(state[FREE_LEASE])
+        if row < 0:
+            row = int(state[FRESH_LEASES])
         return CacheRequestLease(self, row, int(self.arrays.lease[GENERATION, row]))
 
     def take_back(self, lease: CacheRequestLease) -> None:

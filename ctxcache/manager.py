@@ -62,7 +62,8 @@ from ctxcache.publishing import Publisher
 from ctxcache.record_list import RecordList
 
 _VANILLA = ContextCacheExecutionMode.VANILLA
-_PAIRED_MODES = frozenset({ContextCacheExecutionMode.EAGLE, ContextCacheExecutionMode.MTP})
+_PAIRED_MODES = (ContextCacheExecutionMode.EAGLE, ContextCacheExecutionMode.MTP)
+"""A tuple: members are hashed by Python code, and two comparisons are faster."""
 
 
 class ContextCacheManager:
@@ -96,6 +97,7 @@ class ContextCacheManager:
         check_member("kind", kind, ContextCacheDeploymentKind)
         self._page_tokens = as_count("tokens_per_page", tokens_per_page, least=1)
         self._kind = kind
+        self._modes = EXECUTION_MODES[kind]
         self._has_pages = kind is not ContextCacheDeploymentKind.PURE_RECURRENT
         self._has_checkpoints = kind in RECURRENT_KINDS
         self._mtp = kind is ContextCacheDeploymentKind.HYBRID_MTP
@@ -162,7 +164,7 @@ class ContextCacheManager:
         """Name the exact lengths worth hashing for an input. See `CacheManager.candidate_checkpoint_lengths`."""
         if not self._has_checkpoints:
             raise ContractError(f"a {self._kind.name} deployment has no checkpoints; plan without exact_keys")
-        request = self._request(keys, num_tokens, EXECUTION_MODES[self._kind][-1], 0, 0, False, ())
+        request = self._request(keys, num_tokens, self._modes[-1], 0, 0, False, ())
         core = self._core
         lengths = np.empty(int(self._state[NUM_RECORDS]), np.int32)
         path = match_shared_blocks(core, request)
@@ -180,8 +182,8 @@ class ContextCacheManager:
         exact_keys: Iterable[HybridCheckpointKey],
     ) -> PlanRequest:
         check_member("mode", mode, ContextCacheExecutionMode)
-        if mode not in EXECUTION_MODES[self._kind]:
-            served = ", ".join(served.name for served in EXECUTION_MODES[self._kind])
+        if mode not in self._modes:
+            served = ", ".join(served.name for served in self._modes)
             raise ContractError(f"mode is {mode.name}; a {self._kind.name} deployment serves {served}")
         num_tokens = as_count("num_tokens", num_tokens, least=1)
         draft_extra_tokens = as_count("draft_extra_tokens", draft_extra_tokens)

@@ -222,7 +222,7 @@ def _cold_plan(request: PlanRequest, owner: object) -> ReusePlan:
 def _shown(pages: Int32s) -> Int32s:
     """Return pages as a plan shows them: a view that cannot be written. Compiled code gets the array behind it."""
     view = pages[:]
-    view.flags.writeable = False
+    view.setflags(write=False)
     return view
 
 
