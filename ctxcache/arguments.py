@@ -28,7 +28,7 @@ def as_count(name: str, value: int, *, least: int = 0) -> int:
     return value
 
 
-def as_flag(name: str, value: bool | np.bool_) -> bool:
+def as_flag(name: str, value: bool | np.bool_) -> bool:  # noqa: FBT001 - it is the value that is checked
     """Return a truth value as a bool; nothing else is taken for its truth."""
     if value is True or value is False:
         return value
