@@ -39,6 +39,7 @@ try:
         DeploymentError,
         DeviceError,
         InvariantError,
+        PageCorruptionError,
         PoisonedError,
         RequestFailedError,
     )
@@ -145,6 +146,7 @@ __all__ = [
     "MissReason",
     "NumbaDeviceOps",
     "NumpyDeviceOps",
+    "PageCorruptionError",
     "Phase",
     "PoisonedError",
     "PoolOccupancy",

@@ -142,10 +142,10 @@ class ContextCacheCoordinator(HybridMtpOperations):
             with self._custody.committing(live):
                 self._binding.bind_rows(live.batch)
                 live.restores = self._binding.restore_jobs(live.batch)
-            status = self._custody.fire(live, "prepare_prefill")
+            self._custody.fire(live, "prepare_prefill")
             if live.restores is not None:
                 self._counters.hybrid_restores += len(live.restores)
-            return status
+            return self._sanitizer.check_reused(live)
 
     def enqueue_prefill_captures(self, request: RequestHandle) -> Status:
         """Reserve and enqueue checkpoints at the end of every prompt, before the runtime's prefill synchronisation.
@@ -191,6 +191,10 @@ class ContextCacheCoordinator(HybridMtpOperations):
             batch.check_prefill(checked)
             common = read_common_lengths(common_state_lengths, batch.rules.common_lengths, checked.committed)
             batch.check_prefill_common(common)
+            if not batch.rules.drafts:
+                status = self._sanitizer.sum_slots(live, "sum_prompts", range(batch.size), batch.num_tokens)
+                if status is not Status.OK:
+                    return status
             status = self._custody.fire(live, "finalize_prefill")
             with self._custody.committing(live):
                 batch.advance(checked, common)
@@ -276,6 +280,9 @@ class ContextCacheCoordinator(HybridMtpOperations):
             batch.check_common(common, checked.committed)
             completed = read_slots("publishable_completed_slots", publishable_completed_slots, batch.size)
             keeps = completed.size > 0 and batch.publishes_generated
+            status = self._sanitizer.sum_step(live, completed if keeps else completed[:0], checked.committed)
+            if status is not Status.OK:
+                return status
             with self._custody.committing(live):
                 live.captures = live.publication.stage_decode(batch, completed, checked.committed) if keeps else None
             self._counters.hybrid_capture_synchronizations += live.captures is not None
@@ -322,7 +329,9 @@ class ContextCacheCoordinator(HybridMtpOperations):
             mapping = read_mapping(old_to_new, new_batch_size, live.batch.size)
             check_device_mapping(device_batch_mapping, live.batch.size)
             if unsettled:
-                status = self._custody.fire(live, "settle_draft")
+                status = self._sanitizer.sum_frozen(live, "sum_settled")
+                if status is Status.OK:
+                    status = self._custody.fire(live, "settle_draft")
                 if status is not Status.OK:
                     return status
                 with self._custody.committing(live):
@@ -367,7 +376,9 @@ class ContextCacheCoordinator(HybridMtpOperations):
             live = self._of(request, may_be_empty=True)
             if not live.held:
                 return Status.OK
-            status = self._custody.fire(live, "finish")
+            status = self._sanitizer.sum_frozen(live, "sum_finished") if live.pending else Status.OK
+            if status is Status.OK:
+                status = self._custody.fire(live, "finish")
             if status is not Status.OK:
                 return status
             try:

@@ -108,6 +108,17 @@ class Custody:
                 ) from error
             raise
 
+    @contextmanager
+    def condemning(self, request: Request) -> Iterator[None]:
+        """Let the request be fit for nothing but its end when something raises in here."""
+        try:
+            yield
+        except BaseException:
+            request.discards_unpublished = True
+            if is_declared(request, "device_failed"):
+                fire(request, "device_failed")
+            raise
+
     def abandon(self, request: Request) -> Status:
         """Drain what is pending and release everything, or quarantine."""
         status = self.fire(request, "abandon")

@@ -34,5 +34,12 @@ class DeviceError(ContextCacheError, RuntimeError):
     """
 
 
+class PageCorruptionError(ContextCacheError, RuntimeError):
+    """The page sanitizer found that a shared page has changed since its publication: the runtime wrote into it.
+
+    The request can still be finished or abandoned. What is cached cannot be trusted; `clear()` it.
+    """
+
+
 class InvariantError(ContextCacheError, AssertionError):
     """The library contradicts itself. Please report it with the message and the log."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ctxcache.device.ops import HiddenRow
 from ctxcache.device.snapshots import check_hidden_row
 from ctxcache.errors import ContractError
@@ -56,6 +58,9 @@ class HybridMtpOperations(CoordinatorService):
             length = read_index("resident_state_length", resident_state_length, 0, int(batch.num_tokens[slot]) + 1)
             if length == 0:
                 return Status.OK
+            status = self._sanitizer.sum_slots(live, "sum_boundary", (slot,), np.full(batch.size, length, np.int32))
+            if status is not Status.OK:
+                return status
             with self._custody.committing(live):
                 live.captures = live.publication.stage_boundary(batch, slot, length)
             if live.captures is None:

@@ -87,6 +87,16 @@ class BoundaryCopy:
     row: HiddenRow
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PageSums:
+    """Pages that the sanitizer sums, `int32[n]` for each model, and the device arrays for their sums, `None` for none."""
+
+    base_pages: Int32s
+    base_sums: Any
+    draft_pages: Int32s
+    draft_sums: Any
+
+
 class Request:
     """A live, quarantined or released request. Its state changes through the lifecycle's one door alone.
 
@@ -97,6 +107,7 @@ class Request:
         restores: the checkpoints that the prefill starts from, or `None`.
         captures: what the next capture hook moves, or `None`.
         boundary: what the next boundary hook copies, or `None`.
+        sums: what the page sanitizer's hooks sum, or `None`.
         discards_unpublished: set once a device failure made staged and frozen state worthless.
         orphaned: the handle is gone; the coordinator abandons the request at the next chance.
     """
@@ -113,6 +124,7 @@ class Request:
         "orphaned",
         "publication",
         "restores",
+        "sums",
     )
 
     def __init__(self, batch: Batch, publication: PublicationPolicy, link: DeviceLink) -> None:
@@ -124,6 +136,7 @@ class Request:
         self.restores: SnapshotJobs | None = None
         self.captures: SnapshotJobs | None = None
         self.boundary: BoundaryCopy | None = None
+        self.sums: PageSums | None = None
         self.discards_unpublished = False
         self.orphaned = False
 
@@ -256,6 +269,20 @@ class Request:
         """The same for the draft's, where the request uses draft pages."""
         if self.batch.rules.paired:
             self._compact_slots(self.link.resources.draft_cache)
+
+    # The hooks of the page sanitizer
+
+    def sum_base_pages(self) -> None:
+        """Sum pages of the base."""
+        sums, link = self.sums, self.link
+        if sums is not None and sums.base_sums is not None:
+            link.ops.sum_pages(link.resources.base_cache, sums.base_pages, sums.base_sums, link.stream)
+
+    def sum_draft_pages(self) -> None:
+        """The same for the draft's, where the request uses draft pages."""
+        sums, link, cache = self.sums, self.link, self.link.resources.draft_cache
+        if sums is not None and sums.draft_sums is not None and cache is not None:
+            link.ops.sum_pages(cache, sums.draft_pages, sums.draft_sums, link.stream)
 
     def prove(self) -> int | None:
         """Drain the stream: everything enqueued so far is complete when this returns `None` or 0."""

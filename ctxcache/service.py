@@ -28,6 +28,7 @@ from ctxcache.lifetime import close, end_of_life
 from ctxcache.manager import ContextCacheManager
 from ctxcache.metrics import ContextCacheMetrics, CoordinatorCounters
 from ctxcache.request import Request
+from ctxcache.sanitizer import NoSanitizer, PageSanitizer
 
 
 class CoordinatorService:
@@ -67,6 +68,9 @@ class CoordinatorService:
             self._manager, hasher, self._counters, has_checkpoints=binding.link.storage is not None
         )
         self._custody = Custody(self._manager, binding.link)
+        self._sanitizer = NoSanitizer()
+        if config.page_sanitizer and binding.num_base_pages:
+            self._sanitizer = PageSanitizer(self._custody, self._manager, binding.link, deployment.base.tokens_per_page)
         binding.bind(self._custody)
         weakref.finalize(self, end_of_life, self._custody, resources)
 

@@ -42,6 +42,7 @@ KERNELS = {
     "copy_run",
     "move_snapshots",
     "scatter_page_ids",
+    "sum_pages",
     "write_ints",
     "zero_slots",
 }

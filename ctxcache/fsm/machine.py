@@ -9,7 +9,17 @@ import transitions
 
 from ctxcache.errors import ContractError, DeviceError, InvariantError
 from ctxcache.fsm.states import INITIAL, State
-from ctxcache.fsm.table import TRANSITIONS, TRIGGERS, Guard, Hook, HookKind, Transition
+from ctxcache.fsm.table import (
+    SANITIZER_TRANSITIONS,
+    TRANSITIONS,
+    TRIGGERS,
+    Guard,
+    Hook,
+    HookKind,
+    Transition,
+)
+
+_ALL_TRANSITIONS = (*TRANSITIONS, *SANITIZER_TRANSITIONS)
 
 
 class LifecycleModel(Protocol):
@@ -90,7 +100,7 @@ def _build() -> transitions.Machine:
         send_event=True,
         model_attribute="_state",
     )
-    for row in TRANSITIONS:
+    for row in _ALL_TRANSITIONS:
         hooks: Any = [_run_hook(hook) for hook in row.hooks]
         machine.add_transition(
             row.trigger,
@@ -107,9 +117,9 @@ _MACHINE = _build()
 
 _ROWS: dict[tuple[str, str], tuple[Transition, ...]] = {
     (trigger, state.value): rows
-    for trigger in TRIGGERS
+    for trigger in dict.fromkeys(row.trigger for row in _ALL_TRANSITIONS)
     for state in State
-    if (rows := tuple(row for row in TRANSITIONS if (row.trigger, row.source) == (trigger, state)))
+    if (rows := tuple(row for row in _ALL_TRANSITIONS if (row.trigger, row.source) == (trigger, state)))
 }
 
 _OPERATIONS = {row.trigger: row.operation for row in TRANSITIONS}

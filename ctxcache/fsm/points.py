@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ctxcache.errors import ContractError
 from ctxcache.fsm.states import State
-from ctxcache.fsm.table import TRANSITIONS, Hook, HookKind, Transition
+from ctxcache.fsm.table import SANITIZER_TRANSITIONS, TRANSITIONS, Hook, HookKind, Transition
 from ctxcache.ids import ContextCacheDeploymentKind
 
 _ENTERED = {(row.trigger, row.source): row.target for row in TRANSITIONS}
@@ -55,14 +55,22 @@ FAULTS: tuple[FaultPoint, ...] = tuple(_fault_point(row, hook) for row in TRANSI
 """Every hook of every transition, in the order of the table."""
 
 
-def fault_points(kind: ContextCacheDeploymentKind) -> tuple[str, ...]:
+SANITIZER_FAULTS: tuple[FaultPoint, ...] = tuple(
+    _fault_point(row, hook) for row in SANITIZER_TRANSITIONS for hook in row.hooks
+)
+"""The same of what the page sanitizer adds."""
+
+
+def fault_points(kind: ContextCacheDeploymentKind, *, page_sanitizer: bool = False) -> tuple[str, ...]:
     """Names of the device touches that a deployment of this kind can make, in the order of a request's life.
 
-    A name says `<operation>.<op>`, followed by `.draft` where the draft's resources are touched.
+    A name says `<operation>.<op>`, followed by `.draft` where the draft's resources are touched. With `page_sanitizer`
+    also those that the page sanitizer adds.
 
     Raises:
         ContractError: `kind` is no deployment kind.
     """
     if not isinstance(kind, ContextCacheDeploymentKind):
         raise ContractError(f"fault_points got {kind!r}; pass a ContextCacheDeploymentKind member")
-    return tuple(dict.fromkeys(fault.name for fault in FAULTS if kind in fault.kinds))
+    faults = (*FAULTS, *SANITIZER_FAULTS) if page_sanitizer else FAULTS
+    return tuple(dict.fromkeys(fault.name for fault in faults if kind in fault.kinds))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ctxcache.device.ops import DeviceOps, HiddenRow, SnapshotJobs, StreamSynchronizer
 from ctxcache.errors import ContractError
-from ctxcache.fsm.points import FAULTS
+from ctxcache.fsm.points import FAULTS, SANITIZER_FAULTS
 
 SYNCHRONIZE = "synchronize"
 OUTSIDE = "outside"
@@ -29,7 +29,7 @@ LAUNCH_FAILURE = 719
 
 
 _OPERATIONS = {fault.transition.operation for fault in FAULTS} | {OUTSIDE}
-_OPS = {fault.hook.op for fault in FAULTS}
+_OPS = {fault.hook.op for fault in (*FAULTS, *SANITIZER_FAULTS)}
 
 
 def _may_exist(point: str) -> bool:

@@ -42,11 +42,13 @@ class Episode:
         kind: the deployment's kind.
         sizes: its sizes.
         seed: of the stream's schedule, and of what is drawn.
+        page_sanitizer: whether shared pages are summed.
     """
 
     kind: Kind
     sizes: Sizes
     seed: int
+    page_sanitizer: bool = False
 
 
 @dataclass(slots=True)
@@ -105,7 +107,9 @@ class World:
 
     def __init__(self, episode: Episode) -> None:
         self.episode = episode
-        self.runtime = FakeRuntime(episode.kind, episode.sizes, seed=episode.seed)
+        self.runtime = FakeRuntime(
+            episode.kind, episode.sizes, seed=episode.seed, page_sanitizer=episode.page_sanitizer
+        )
         manager = self.runtime.coordinator.manager
         self.shadow = ShadowManager(manager, _make_reference(episode.kind, episode.sizes, manager))
         self.log: list[str] = []
@@ -227,7 +231,7 @@ def draw_episode(seed: int, number: int, kinds: Sequence[Kind] = tuple(Kind)) ->
         snapshots=rng.randint(1, 8),
         max_records=rng.choice((1, 3, 6, 1024, 1024)),
     )
-    return Episode(kinds[number % len(kinds)], sizes, rng.randrange(1 << 30))
+    return Episode(kinds[number % len(kinds)], sizes, rng.randrange(1 << 30), page_sanitizer=rng.random() < 0.15)
 
 
 def replay(episode: Episode, actions: Sequence[Action]) -> list[str]:
@@ -262,7 +266,9 @@ def as_script(episode: Episode, actions: Sequence[Action], violations: Sequence[
         "from ctxcache.testing.deployments import Sizes",
         "from ctxcache.testing.simulate import Episode, replay",
         "",
-        f"episode = Episode(ContextCacheDeploymentKind.{episode.kind.name}, {episode.sizes!r}, {episode.seed})",
+        f"sizes = {episode.sizes!r}",
+        f"kind = ContextCacheDeploymentKind.{episode.kind.name}",
+        f"episode = Episode(kind, sizes, {episode.seed}, page_sanitizer={episode.page_sanitizer})",
         "actions = [",
         *(f"    {action!r}," for action in actions),
         "]",

@@ -128,9 +128,9 @@ def sweep(
     return result
 
 
-def reached_points(kind: Kind) -> dict[str, int]:
+def reached_points(kind: Kind, *, page_sanitizer: bool = False) -> dict[str, int]:
     """Say which fault points the script reaches without a fault, and how often; the runtime's own waits left out."""
-    runtime = FakeRuntime(kind)
+    runtime = FakeRuntime(kind, page_sanitizer=page_sanitizer)
     with quiet_log():
         run_script(runtime)
     counts = Counter(point for point in runtime.ops.log if not point.startswith("outside."))
@@ -171,13 +171,14 @@ def describe(fault: Fault) -> str:
     return " ".join(words)
 
 
-def run_with(kind: Kind, plan: FaultPlan, name: str) -> tuple[int, list[str]]:
+def run_with(kind: Kind, plan: FaultPlan, name: str, *, page_sanitizer: bool = False) -> tuple[int, list[str]]:
     """Run the script under a plan and look everything over.
 
     Returns:
         How many points failed, and what was wrong, each with the run's name.
     """
-    runtime = FakeRuntime(kind, seed=zlib.crc32(f"{kind.value} {name}".encode()), plan=plan)
+    seed = zlib.crc32(f"{kind.value} {name}".encode())
+    runtime = FakeRuntime(kind, seed=seed, plan=plan, page_sanitizer=page_sanitizer)
     try:
         with quiet_log():
             heard = run_script(runtime)

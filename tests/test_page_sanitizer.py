@@ -1,0 +1,148 @@
+"""The page sanitizer: stray writes into shared pages are found and named, and nothing is paid where it is off."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from ctxcache import PageCorruptionError, ResourceType
+from ctxcache.fsm import fault_points
+from ctxcache.fsm.table import SANITIZER_TRANSITIONS
+from ctxcache.ids import ContextCacheDeploymentKind as Kind
+from ctxcache.testing import Fault, FaultMode, FaultPlan
+from ctxcache.testing.fake_runtime import FakeRuntime
+from ctxcache.testing.simulate import Episode, draw_episode, simulate
+from ctxcache.testing.sweep import aftermath, describe, reached_points, run_with, single_faults
+
+PAGED = [kind for kind in Kind if kind is not Kind.PURE_RECURRENT]
+KINDS = pytest.mark.parametrize("kind", PAGED, ids=lambda kind: kind.value)
+PROMPT = [1, 2, 0, 1, 2, 2, 0, 1, 1, 0, 2, 1, 1]
+
+
+def publish(runtime: FakeRuntime) -> None:
+    """One request whose prompt is reusable afterwards."""
+    runtime.begin([PROMPT])
+    runtime.prefill([9, len(PROMPT)])
+    runtime.decode([0], accepted=[2])
+    runtime.finish()
+
+
+def reuse(runtime: FakeRuntime) -> int:
+    """A request that reuses the prompt, up to the point where its shared pages have been looked at."""
+    start = runtime.begin([[*PROMPT, 2]])[0]
+    runtime.prepare()
+    return start
+
+
+@KINDS
+def test_a_stray_write_is_found_and_named(kind: Kind) -> None:
+    """One byte of a shared page: the error names page, layer, record, and the operations between which it was written."""
+    runtime = FakeRuntime(kind, page_sanitizer=True)
+    publish(runtime)
+    assert reuse(runtime) > 0
+    runtime.abandon()
+    record = next(record for record in runtime.coordinator.manager.records if record.base_page_path.size)
+    page = int(record.base_page_path[0])
+    layer = [i for i, name in enumerate(runtime.deployment.base.layers) if name.value == "attention"][-1]
+    np.asarray(runtime.resources.base_cache.kv_pool(layer)).view(np.uint8)[1, page, 2, 0, 3] ^= 1
+    with pytest.raises(PageCorruptionError) as found:
+        reuse(runtime)
+    text = str(found.value)
+    assert f"base page {page}, layer {layer}, of record " in text
+    assert "written after prepare_prefill of request 2 and before prepare_prefill of request 3" in text
+    assert "of request 1" in text
+    assert runtime.request.inspect().state == "finishing.in_flight"
+    runtime.abandon()
+    runtime.coordinator.clear()
+    assert runtime.begin([PROMPT]) == [0]
+    runtime.prefill()
+    runtime.finish()
+    assert aftermath(runtime) == []
+
+
+@pytest.mark.parametrize("kind", [Kind.EAGLE, Kind.HYBRID_MTP], ids=lambda kind: kind.value)
+def test_draft_pages_are_watched_too(kind: Kind) -> None:
+    """A write into a shared draft page is found, and said to be the draft's."""
+    runtime = FakeRuntime(kind, page_sanitizer=True)
+    publish(runtime)
+    record = next(record for record in runtime.coordinator.manager.records if record.draft_page_path.size)
+    page = int(record.draft_page_path[0])
+    np.asarray(runtime.resources.draft_cache.kv_pool(0)).view(np.uint8)[0, page, 0, 0, 0] ^= 0x80
+    with pytest.raises(PageCorruptionError, match=f"draft page {page}, layer 0, of record"):
+        reuse(runtime)
+    runtime.abandon()
+
+
+@KINDS
+def test_it_costs_nothing_when_off(kind: Kind) -> None:
+    """Not one device touch or drain more than before; switched on, one drain at publication and one at reuse."""
+    touched, drains = [], []
+    for page_sanitizer in (False, True):
+        runtime = FakeRuntime(kind, page_sanitizer=page_sanitizer)
+        for _ in range(2):
+            runtime.begin([PROMPT])
+            runtime.prefill([9])
+            runtime.decode()
+            runtime.finish()
+        touched.append([point for point in runtime.ops.log if "sum_pages" in point])
+        drains.append(runtime.coordinator.metrics().drains)
+    assert touched[0] == []
+    assert touched[1]
+    assert drains[1] > drains[0]
+    assert set(touched[1]) <= set(fault_points(kind, page_sanitizer=True))
+
+
+@KINDS
+def test_no_write_of_a_right_runtime_is_reported(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random lives with the sanitizer on, evictions, faults and page reuse included: no false alarm."""
+
+    def watched(*arguments: object) -> Episode:
+        return dataclasses.replace(draw_episode(*arguments), page_sanitizer=True)
+
+    monkeypatch.setattr("ctxcache.testing.simulate.draw_episode", watched)
+    result = simulate(17, 600, kinds=[kind])
+    assert result.violations == []
+    assert result.faults > 2
+
+
+@KINDS
+def test_its_own_touches_can_fail(kind: Kind) -> None:
+    """Every point that it adds is reached and declared, and failing it, in every way, loses nothing."""
+    declared = set(fault_points(kind, page_sanitizer=True))
+    reached = set(reached_points(kind, page_sanitizer=True))
+    added = {point for point in reached if point not in fault_points(kind)}
+    assert any("sum_pages" in point for point in added)
+    assert added <= declared
+    for fault in single_faults(dict.fromkeys(sorted(added), 1)):
+        fired, violations = run_with(kind, FaultPlan(fault), describe(fault), page_sanitizer=True)
+        assert fired >= 1
+        assert violations == []
+
+
+def test_a_failed_check_poisons_like_any_drain() -> None:
+    """The synchronisation of a check that fails quarantines the request."""
+    runtime = FakeRuntime(Kind.VANILLA, page_sanitizer=True)
+    publish(runtime)
+    runtime.ops.plan = FaultPlan(Fault("prepare_prefill.synchronize", FaultMode.ERROR_CODE))
+    with pytest.raises(Exception, match="POISONED"):
+        reuse(runtime)
+    assert runtime.coordinator.manager.pool(ResourceType.BASE_KV_PAGE).free < 24
+    runtime.ops.plan = FaultPlan()
+    assert runtime.settle()
+
+
+def test_a_model_without_pages_has_nothing_to_sum() -> None:
+    """Pure recurrent deployments take the switch and touch nothing."""
+    runtime = FakeRuntime(Kind.PURE_RECURRENT, page_sanitizer=True)
+    publish(runtime)
+    assert not [point for point in runtime.ops.log if "sum_pages" in point]
+
+
+def test_the_table_says_what_it_adds() -> None:
+    """It sums within pending states, proves in the same breath, and moves nothing."""
+    for row in SANITIZER_TRANSITIONS:
+        assert row.source is row.target
+        assert row.proves
+        assert [hook.op for hook in row.hooks] == ["sum_pages", "sum_pages", "synchronize"]
