@@ -175,6 +175,9 @@ def _draw_prompt(rng: random.Random, runtime: FakeRuntime) -> tuple[int, ...]:
     length = rng.randint(1, longest)
     if rng.random() < 0.3:
         length = max(1, min(longest, length // sizes.tokens_per_page * sizes.tokens_per_page + rng.choice((0, 1))))
+    if runtime.history and rng.random() < 0.4:  # a conversation goes on from what was generated
+        said = rng.choice(runtime.history)
+        return (*said[: longest - 1], *(rng.randrange(3) for _ in range(rng.randint(0, 3))))[:longest]
     prompt = list(rng.choice(_STEMS)[:length])
     if rng.random() < 0.4:
         for _ in range(rng.randint(1, 3)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import warnings
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,10 @@ from ctxcache.testing.oracle import Part, Transcript
 
 _MODEL_ROW, _RESTORED_ROW = 0, 1
 """Rows of the hidden states: where the model leaves its own, and where a restored one goes."""
+
+
+_REMEMBERED = 6
+"""Sequences that a runtime remembers."""
 
 
 class RequestEnded(Exception):  # noqa: N818 - an outcome, not an error
@@ -90,6 +95,7 @@ class FakeRuntime:
         running: its sequences in slot order; empty between requests.
         outcomes: what the synchroniser answers next, in order; then success.
         model_failed: whether a wait of the request failed, so that nothing of it may be kept.
+        history: the tokens of sequences that ended lately; what a conversation goes on from.
         device_failed: whether an operation of the request failed on the device; set by whoever caught it.
     """
 
@@ -126,6 +132,7 @@ class FakeRuntime:
         self.mode = Mode.VANILLA
         self.model_failed = False
         self.device_failed = False
+        self.history: deque[tuple[int, ...]] = deque(maxlen=_REMEMBERED)
         self._mapping = host.allocate((self.sizes.max_batch,), "int32")
         self._next_running: list[Running] = []
         self._hidden = make_hidden_states(self.deployment, host)
@@ -317,6 +324,7 @@ class FakeRuntime:
 
     def finish(self) -> None:
         """End the request, keeping what it has published. After a device failure nothing more may be published."""
+        self.history.extend(tuple(running.transcript.tokens) for running in self.running)
         before = self.coordinator.manager.counters().publication_attempts
         status = self.coordinator.finish(self.request)
         if self.device_failed and self.coordinator.manager.counters().publication_attempts != before:

@@ -56,6 +56,18 @@ def hit(runtime: FakeRuntime) -> None:
     runtime.finish()
 
 
+def next_turn(runtime: FakeRuntime) -> None:
+    """Conversations go on from what was generated, the draft of one having lagged behind when it ended."""
+    runtime.begin([[0, 0, *SHORT], [1, 0, *OTHER]])
+    runtime.prefill(ENDPOINTS)
+    for lag in (0, 1, 7):
+        runtime.decode([0, 1] if lag else [], accepted=[3, 2], lags=[lag])
+    runtime.finish()
+    runtime.begin([[*tokens, 1] for tokens in list(runtime.history)[-2:]])
+    runtime.prefill()
+    runtime.finish()
+
+
 def finish_in_prefill(runtime: FakeRuntime) -> None:
     """Nothing of an unfinished prefill is published, captured checkpoints included."""
     runtime.begin([[*SHORT, 2, 1], [*OTHER, 1]])
@@ -204,6 +216,7 @@ def last_hit(runtime: FakeRuntime) -> None:
 SCRIPT: tuple[RequestScript, ...] = (
     whole_life,
     hit,
+    next_turn,
     finish_in_prefill,
     abandon_in_prefill,
     drop_in_prefill,

@@ -116,7 +116,10 @@ class ShadowManager:
 
         def repeat(result: Any, lease: CacheRequestLease, *arguments: Any, **options: Any) -> None:
             key = (lease.row, lease.generation)
-            twin = self._leases.pop(key) if method == "release" else self._leases[key]
+            twin = self._leases.pop(key, None) if method == "release" else self._leases.get(key)
+            if twin is None:
+                self.violations.append(f"{method} of a lease that the reference did not give")
+                return
             self._judge(method, result, call(twin, *arguments, **options))
 
         return repeat
