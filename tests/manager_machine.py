@@ -152,6 +152,8 @@ class ManagerMachine(RuleBasedStateMachine):
             lengths = self.both("candidate_checkpoint_lengths", lambda _side: (keys, len(tokens)))[0].tolist()
             options["exact_keys"] = [checkpoint_of(tokens[:length], self.tokens_per_page) for length in lengths]
             options["exact_keys"].append(checkpoint_of(tokens, self.tokens_per_page))  # never shorter than the input
+            strays = {2, 3, 4} - {len(tokens), *lengths}  # of another prompt, mostly: its blocks do not match
+            options["exact_keys"] += [checkpoint_of(STREAMS[-1][:length], self.tokens_per_page) for length in strays]
         self.compare_matches(keys, len(tokens), options)
         draft_extra = draft_extra if mode in PAIRED_MODES else 0
         return self.both(
