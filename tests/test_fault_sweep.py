@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
 
+from ctxcache.batch import Batch
 from ctxcache.cli import main
 from ctxcache.custody import Custody
+from ctxcache.errors import InvariantError
 from ctxcache.fsm import fault_points
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
@@ -148,6 +151,32 @@ def test_the_sweep_sees_a_failure_that_reaches_nobody(monkeypatch: pytest.Monkey
     assert run_with(Kind.VANILLA, FaultPlan(), "no fault") == (0, [])
     _, violations = run_with(Kind.VANILLA, FaultPlan(Fault("finish.synchronize")), "deaf")
     assert violations == ["vanilla: deaf: a device failure reached nobody"]
+
+
+@pytest.mark.parametrize(("kind", "kept"), [(Kind.VANILLA, "keys"), (Kind.HYBRID, "keys"), (Kind.VANILLA, "tokens")])
+def test_the_runtime_sees_keys_of_other_tokens(kind: Kind, kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that leaves keys or tokens in their old slots when sequences move publishes under wrong keys: seen."""
+    compact = Batch.compact
+
+    def forgetful(self: Batch, mapping: object) -> None:
+        before = list(self.keys), self.tokens.copy()
+        compact(self, mapping)
+        if kept == "keys":
+            self.keys = before[0][: self.size]
+        else:
+            self.tokens = before[1][: self.size]
+
+    monkeypatch.setattr(Batch, "compact", forgetful)
+    runtime = FakeRuntime(kind)
+    runtime.begin([[0, 0, 1], [1, 2, 0, 1, 2, 0]])
+    runtime.prefill()
+    runtime.decode()
+    runtime.begin_compaction([1])
+    runtime.compact()
+    with contextlib.suppress(InvariantError):
+        for _ in range(3):
+            runtime.decode([0])
+    assert any("keys of other tokens" in violation for violation in runtime.violations)
 
 
 def test_what_escapes_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,14 @@ SPECULATIVE_MODES: dict[Kind, Mode] = {
 }
 """The mode that a deployment is made for, where it is not `VANILLA`."""
 
+STEP_TOKENS: dict[Mode, tuple[int, int]] = {
+    Mode.VANILLA: (1, 0),
+    Mode.EAGLE: (3, 4),
+    Mode.MTP: (3, 3),
+    Mode.SHARED_KV: (3, 0),
+}
+"""Positions beyond the committed ones that a step of these deployments writes, base and draft: what default headroom is for."""
+
 _ATTENTION = AttentionLayerConfig(num_kv_heads=1, head_dim=4)  # fp16: one 8-byte word a token
 _RECURRENT = RecurrentStateConfig(num_heads=1, head_dim=3, state_size=2, conv_dim=2, conv_kernel=4)
 _HIDDEN_SIZE = 4

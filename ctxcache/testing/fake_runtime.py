@@ -13,6 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ctxcache.admission import (
     ContextCacheBatchAdmission,
     ContextCacheSequenceAdmission,
@@ -22,16 +25,19 @@ from ctxcache.admission import (
 from ctxcache.coordinator import ContextCacheCoordinator
 from ctxcache.device.numpy_ops import NumpyDeviceOps
 from ctxcache.handle import RequestHandle
+from ctxcache.hashing import hash_exact_prefix, hash_full_blocks
 from ctxcache.identity import BlockKeyExtras, hash_opaque_identity
 from ctxcache.ids import ContextCacheCommitPolicy, ContextCacheLookupPolicy, ResourceType
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ContextCacheExecutionMode as Mode
-from ctxcache.modes import STEP_RULES, CommonLengths, default_headroom
-from ctxcache.outcomes import CacheRequestLease
+from ctxcache.modes import STEP_RULES, CommonLengths
+from ctxcache.outcomes import CacheRequestLease, HybridCheckpointKey
 from ctxcache.testing.deferred import DeferredDeviceOps, Use
 from ctxcache.testing.deployments import (
+    HASH_KEY,
     SPECULATIVE_MODES,
+    STEP_TOKENS,
     Sizes,
     make_config,
     make_deployment,
@@ -42,6 +48,7 @@ from ctxcache.testing.fake_model import HiddenModel, PagedModel, RecurrentModel,
 from ctxcache.testing.faults import OUTSIDE, FaultInjector, FaultPlan
 from ctxcache.testing.ledger import OwnershipLedger
 from ctxcache.testing.oracle import Part, Transcript
+from ctxcache.testing.taps import tap
 
 _MODEL_ROW, _RESTORED_ROW = 0, 1
 """Rows of the hidden states: where the model leaves its own, and where a restored one goes."""
@@ -65,6 +72,7 @@ class Running:
 
     Attributes:
         lease: its hold on pages, to be read.
+        extras: its identity.
         transcript: its tokens.
         reused: what the prefill did not compute.
         committed: tokens whose state is materialised, or will be once the stream has run.
@@ -74,6 +82,7 @@ class Running:
     """
 
     lease: CacheRequestLease
+    extras: BlockKeyExtras
     transcript: Transcript
     reused: int
     committed: int
@@ -127,6 +136,8 @@ class FakeRuntime:
         )
         self.ledger = OwnershipLedger(self.coordinator, self.deferred)
         self.violations: list[str] = []
+        tap(self.coordinator.manager, "publish", before=self._check_keys)
+        tap(self.coordinator.manager, "publish_checkpoint", before=self._check_checkpoint)
         self.handle: RequestHandle | None = None
         self.running: list[Running] = []
         self.mode = Mode.VANILLA
@@ -192,7 +203,7 @@ class FakeRuntime:
         self.mode = chosen
         self.model_failed = self.device_failed = False
         self.running = [
-            Running(state.lease, Transcript(prompt, identity), start, start, 0, start, start)
+            Running(state.lease, extras, Transcript(prompt, identity), start, start, 0, start, start)
             for prompt, start, state in zip(
                 prompts, result.admission.prefill_starts, self.handle.inspect().sequences, strict=True
             )
@@ -260,30 +271,29 @@ class FakeRuntime:
 
     def roomy_headroom(self, more_tokens: int) -> DecodingKvHeadroom:
         """Return the mode's own headroom and so many tokens more, of every kind of page that it has."""
-        least = default_headroom(self.deployment, self.mode)
-        draft = least.draft_extra_tokens + more_tokens if self.paired else 0
-        return DecodingKvHeadroom(least.base_extra_tokens + more_tokens, draft)
+        base, draft = STEP_TOKENS[self.mode]
+        return DecodingKvHeadroom(base + more_tokens, draft + more_tokens if self.paired else 0)
 
     def compute_step(self, accepted: Sequence[int] = (), lags: Sequence[int] = ()) -> None:
         """Enqueue one step: every sequence accepts so many tokens, and its draft lags so many behind (EAGLE)."""
         advances, common = [], []
         rules = STEP_RULES[self.mode]
-        headroom = default_headroom(self.deployment, self.mode)
+        base_tokens, draft_tokens = STEP_TOKENS[self.mode]
         for slot, running in enumerate(self.running):
             wanted = accepted[slot % len(accepted)] if accepted else 1
-            count = 1 if rules.single_token else max(1, min(wanted, headroom.base_extra_tokens))
+            count = 1 if rules.single_token else max(1, min(wanted, base_tokens))
             before = running.committed
             tokens = []
             for _ in range(count):
                 tokens.append(self._sample(running))
                 running.transcript.extend(tokens[-1:])
-            self._compute(slot, running, before + count, "step", junk_stop=before + headroom.base_extra_tokens)
+            self._compute(slot, running, before + count, "step", junk_stop=before + base_tokens)
             advances.append(ContextCacheSequenceAdvance(tokens, running.committed))
             lag = lags[slot % len(lags)] if lags else 0
             running.common = max(running.common, running.committed - lag)
             if self._draft is not None and self.paired:
                 valid = running.common if self.mode is Mode.EAGLE else running.committed
-                junk = max(valid, before + headroom.draft_extra_tokens)
+                junk = max(valid, before + draft_tokens)
                 self._compute_draft(slot, running, valid, junk, "draft step")
             common.append(running.common)
         self._step = (advances, common)
@@ -404,6 +414,31 @@ class FakeRuntime:
         last = -(-span.junk_stop // size)
         writes = span.junk_stop > span.start
         return [Use(resource, page, writes and first <= index < last, what) for index, page in enumerate(pages[:last])]
+
+    def _check_keys(self, lease: CacheRequestLease, keys: NDArray[np.uint64], length: int, **_: Any) -> None:
+        """Hold the keys that a publication names against the tokens of its sequence, hashed in one go."""
+        page = self.sizes.tokens_per_page
+        running = next((running for running in self.running if running.lease is lease), None)
+        if running is None:
+            self.violations.append("a publication by a lease of no running sequence")
+            return
+        tokens = running.transcript.tokens[: length // page * page]
+        expected = hash_full_blocks(tokens, page, running.extras, key=HASH_KEY)
+        if not np.array_equal(keys[: len(expected)], expected):
+            self.violations.append(f"blocks of {tokens} were published under the keys of other tokens")
+
+    def _check_checkpoint(
+        self, lease: CacheRequestLease, keys: NDArray[np.uint64], checkpoint: HybridCheckpointKey, *_: Any
+    ) -> None:
+        """The same for a checkpoint, whose exact length counts too."""
+        length = checkpoint.exact_length
+        self._check_keys(lease, keys, length)
+        running = next((running for running in self.running if running.lease is lease), None)
+        if running is not None:
+            tokens = running.transcript.tokens[:length]
+            exact = hash_exact_prefix(tokens, self.sizes.tokens_per_page, running.extras, key=HASH_KEY)
+            if checkpoint.exact_prefix_digest != exact:
+                self.violations.append(f"a checkpoint of {tokens} was published under another key")
 
     def _sample(self, running: Running) -> int:
         """Return the token that follows: a function of all that came before, from a tiny vocabulary."""
