@@ -168,7 +168,7 @@ def test_the_runtime_sees_keys_of_other_tokens(kind: Kind, kept: str, monkeypatc
 
     monkeypatch.setattr(Batch, "compact", forgetful)
     runtime = FakeRuntime(kind)
-    runtime.begin([[0, 0, 1], [1, 2, 0, 1, 2, 0]])
+    runtime.begin([[0, 0, 1, 1, 2, 2], [1, 2, 0, 1, 2, 0]])
     runtime.prefill()
     runtime.decode()
     runtime.begin_compaction([1])

@@ -13,9 +13,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ctxcache.admission import (
     ContextCacheBatchAdmission,
     ContextCacheSequenceAdmission,
@@ -25,17 +22,15 @@ from ctxcache.admission import (
 from ctxcache.coordinator import ContextCacheCoordinator
 from ctxcache.device.numpy_ops import NumpyDeviceOps
 from ctxcache.handle import RequestHandle
-from ctxcache.hashing import hash_exact_prefix, hash_full_blocks
 from ctxcache.identity import BlockKeyExtras, hash_opaque_identity
 from ctxcache.ids import ContextCacheCommitPolicy, ContextCacheLookupPolicy, ResourceType
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ContextCacheExecutionMode as Mode
 from ctxcache.modes import STEP_RULES, CommonLengths
-from ctxcache.outcomes import CacheRequestLease, HybridCheckpointKey
+from ctxcache.outcomes import CacheRequestLease
 from ctxcache.testing.deferred import DeferredDeviceOps, Use
 from ctxcache.testing.deployments import (
-    HASH_KEY,
     SPECULATIVE_MODES,
     STEP_TOKENS,
     Sizes,
@@ -46,9 +41,9 @@ from ctxcache.testing.deployments import (
 )
 from ctxcache.testing.fake_model import HiddenModel, PagedModel, RecurrentModel, Span
 from ctxcache.testing.faults import OUTSIDE, FaultInjector, FaultPlan
+from ctxcache.testing.key_oracle import KeyOracle
 from ctxcache.testing.ledger import OwnershipLedger
 from ctxcache.testing.oracle import Part, Transcript
-from ctxcache.testing.taps import tap
 
 _MODEL_ROW, _RESTORED_ROW = 0, 1
 """Rows of the hidden states: where the model leaves its own, and where a restored one goes."""
@@ -136,8 +131,7 @@ class FakeRuntime:
         )
         self.ledger = OwnershipLedger(self.coordinator, self.deferred)
         self.violations: list[str] = []
-        tap(self.coordinator.manager, "publish", before=self._check_keys)
-        tap(self.coordinator.manager, "publish_checkpoint", before=self._check_checkpoint)
+        KeyOracle(self.coordinator.manager, self._identity_of, self.violations)
         self.handle: RequestHandle | None = None
         self.running: list[Running] = []
         self.mode = Mode.VANILLA
@@ -415,30 +409,10 @@ class FakeRuntime:
         writes = span.junk_stop > span.start
         return [Use(resource, page, writes and first <= index < last, what) for index, page in enumerate(pages[:last])]
 
-    def _check_keys(self, lease: CacheRequestLease, keys: NDArray[np.uint64], length: int, **_: Any) -> None:
-        """Hold the keys that a publication names against the tokens of its sequence, hashed in one go."""
-        page = self.sizes.tokens_per_page
+    def _identity_of(self, lease: CacheRequestLease) -> tuple[list[int], BlockKeyExtras] | None:
+        """Return whose tokens a lease holds."""
         running = next((running for running in self.running if running.lease is lease), None)
-        if running is None:
-            self.violations.append("a publication by a lease of no running sequence")
-            return
-        tokens = running.transcript.tokens[: length // page * page]
-        expected = hash_full_blocks(tokens, page, running.extras, key=HASH_KEY)
-        if not np.array_equal(keys[: len(expected)], expected):
-            self.violations.append(f"blocks of {tokens} were published under the keys of other tokens")
-
-    def _check_checkpoint(
-        self, lease: CacheRequestLease, keys: NDArray[np.uint64], checkpoint: HybridCheckpointKey, *_: Any
-    ) -> None:
-        """The same for a checkpoint, whose exact length counts too."""
-        length = checkpoint.exact_length
-        self._check_keys(lease, keys, length)
-        running = next((running for running in self.running if running.lease is lease), None)
-        if running is not None:
-            tokens = running.transcript.tokens[:length]
-            exact = hash_exact_prefix(tokens, self.sizes.tokens_per_page, running.extras, key=HASH_KEY)
-            if checkpoint.exact_prefix_digest != exact:
-                self.violations.append(f"a checkpoint of {tokens} was published under another key")
+        return None if running is None else (running.transcript.tokens, running.extras)
 
     def _sample(self, running: Running) -> int:
         """Return the token that follows: a function of all that came before, from a tiny vocabulary."""
