@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from numbers import Integral
 from typing import Any, Self
-
-import numpy as np
 
 from ctxcache.errors import ContractError, PoisonedError, RequestFailedError
 
@@ -57,8 +56,8 @@ class Hash128:
 
 
 def _as_word(name: str, word: Any) -> int:
-    """Return an integer of another type (a NumPy scalar, an `IntEnum`) as a word, or refuse."""
-    if isinstance(word, (int, np.integer)) and not isinstance(word, bool) and 0 <= word < _WORD_LIMIT:
+    """Return an integer of another type (a NumPy scalar is an `Integral` too, an `IntEnum`) as a word, or refuse."""
+    if isinstance(word, Integral) and not isinstance(word, bool) and 0 <= word < _WORD_LIMIT:
         return int(word)
     raise ContractError(f"Hash128.{name} is {word!r}; pass an integer in [0, 2**64)")
 
