@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ctxcache.admission import DecodingKvHeadroom
-from ctxcache.errors import ContextCacheError, InvariantError
+from ctxcache.errors import ContextCacheError, DeviceError, InvariantError
 from ctxcache.ids import ContextCacheExecutionMode as Mode
 from ctxcache.testing.fake_runtime import FakeRuntime, RequestEnded, WaitFailed
 from ctxcache.testing.faults import InjectedFaultError
@@ -116,10 +116,18 @@ def abandon_after_prefill(runtime: FakeRuntime) -> None:
 
 
 def grow_after_prefill(runtime: FakeRuntime) -> None:
-    """A step that needs more pages at once, base and draft, while the draft's initialisation is not proven."""
+    """A step that needs more pages at once, base and draft, while the draft's initialisation is not proven.
+
+    Where it fails the request is finished, not abandoned: what was frozen has become worthless.
+    """
     runtime.begin([[2, 2, *LONG], OTHER])
     runtime.prefill()
-    runtime.grow(runtime.roomy_headroom(2 * runtime.sizes.tokens_per_page))
+    try:
+        runtime.grow(runtime.roomy_headroom(2 * runtime.sizes.tokens_per_page))
+    except DeviceError:
+        runtime.device_failed = True
+        runtime.finish()
+        raise
     runtime.compute_step([3, 1], lags=[7])
     runtime.wait()
     runtime.complete([0, 1])
