@@ -57,7 +57,7 @@ class Hash128:
 
 def _as_word(name: str, word: Any) -> int:
     """Return an integer of another type (a NumPy scalar is an `Integral` too, an `IntEnum`) as a word, or refuse."""
-    if isinstance(word, Integral) and not isinstance(word, bool) and 0 <= word < _WORD_LIMIT:
+    if type(word) is not bool and isinstance(word, Integral) and 0 <= int(word) < _WORD_LIMIT:
         return int(word)
     raise ContractError(f"Hash128.{name} is {word!r}; pass an integer in [0, 2**64)")
 
