@@ -20,7 +20,7 @@ from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.manager import ContextCacheManager
 from ctxcache.request import Request
 from ctxcache.testing import ReferenceManager
-from ctxcache.testing.actions import ACTIONS
+from ctxcache.testing.actions import ACTIONS, simplifications
 from ctxcache.testing.fake_runtime import FakeRuntime
 from ctxcache.testing.shadow import ShadowManager
 from ctxcache.testing.simulate import World, draw_episode, minimise, replay, simulate
@@ -70,7 +70,7 @@ def test_a_failure_is_cut_down_to_a_script_that_replays_it(monkeypatch: pytest.M
     plant_early_release(monkeypatch)
     result = simulate(1, 4000)
     assert "was released while the device may still" in result.violations[0]
-    assert result.script.count("\n    (") <= 10
+    assert result.script.count("\n    (") <= 6
 
     def printed() -> str:
         out = io.StringIO()
@@ -182,3 +182,25 @@ def test_sizes_are_drawn_within_what_a_deployment_can_have() -> None:
         World(episode).end()
     assert {episode.kind for episode in episodes} == set(Kind)
     assert {episode.sizes.tokens_per_page for episode in episodes} == {1, 2, 3, 4, 5}
+
+
+def test_simpler_actions_take_the_place_of_others() -> None:
+    """Faults that strike at once, fewer prompts, plain steps; what is as simple as it gets has no simpler one."""
+    prompts = ((1, 2), (2,))
+    assert list(simplifications(("fault", ("*", "raise_before", 3, True, False), 7))) == [
+        ("fault", ("*", "raise_before", 1, True, False), 7)
+    ]
+    assert [action[1][0] for action in simplifications(("begin", (prompts, None, 0, False, False), 7))] == [
+        ((1, 2),),
+        ((2,),),
+    ]
+    assert list(simplifications(("decode", ((0,), (3,), (7,), True, 4), 7))) == [
+        ("decode", ((), (1,), (0,), True, 4), 7)
+    ]
+    for simple in (
+        ("fault", ("*", "raise_before", 1, True, False), 7),
+        ("begin", (((1,),), None, 0, False, False), 7),
+        ("decode", ((), (1,), (0,), True, 4), 7),
+        ("finish", None, 7),
+    ):
+        assert list(simplifications(simple)) == []

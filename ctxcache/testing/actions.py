@@ -6,7 +6,7 @@ Every action makes sense in every state: one that does not fit is skipped. So an
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 from ctxcache.admission import (
@@ -167,6 +167,18 @@ def draw(rng: random.Random, runtime: FakeRuntime) -> Action:
     name = rng.choices([name for name, _ in choices], [weight for _, weight in choices])[0]
     argument = _ARGUMENTS[name](rng, runtime) if name in _ARGUMENTS else None
     return name, argument, rng.randrange(1 << 16)
+
+
+def simplifications(action: Action) -> Iterator[Action]:
+    """Name simpler actions that may do in the place of one: a fault that strikes at once, fewer prompts, plain steps."""
+    name, argument, schedule = action
+    if name == "fault" and argument[2] > 1:
+        yield name, (*argument[:2], 1, *argument[3:]), schedule
+    if name == "begin" and len(argument[0]) > 1:
+        yield name, (argument[0][:1], *argument[1:]), schedule
+        yield name, (argument[0][1:], *argument[1:]), schedule
+    if name == "decode" and argument[:3] != ((), (1,), (0,)):
+        yield name, ((), (1,), (0,), *argument[3:]), schedule
 
 
 def _draw_prompt(rng: random.Random, runtime: FakeRuntime) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ LAUNCH_FAILURE = 719
 """CUDA's code for a kernel that failed while it ran; later calls of the process fail too."""
 
 
-_OPERATIONS = {fault.transition.operation for fault in FAULTS} | {OUTSIDE}
+_OPERATIONS = {fault.transition.operation for fault in (*FAULTS, *SANITIZER_FAULTS)} | {OUTSIDE}
 _OPS = {fault.hook.op for fault in (*FAULTS, *SANITIZER_FAULTS)}
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from ctxcache.errors import ContextCacheError, ContractError, DeviceError, InvariantError
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ResourceType
-from ctxcache.testing.actions import ACTIONS, Action, draw
+from ctxcache.testing.actions import ACTIONS, Action, draw, simplifications
 from ctxcache.testing.deployments import Sizes
 from ctxcache.testing.fake_runtime import FakeRuntime, RequestEnded, WaitFailed
 from ctxcache.testing.faults import FaultPlan, InjectedFaultError
@@ -241,22 +241,46 @@ def replay(episode: Episode, actions: Sequence[Action]) -> list[str]:
 
 
 def minimise(episode: Episode, actions: Sequence[Action]) -> list[Action]:
-    """Leave out whatever a failing run can do without: ever smaller runs of actions, down to single ones."""
-    left = list(actions)
-    size, replays = max(1, len(left) // 2), 0
-    while replays < _MOST_REPLAYS:
+    """Leave out whatever a failing run can do without, and make what is left simpler, until neither goes any further."""
+    left, replays = list(actions), _MOST_REPLAYS
+    while True:
+        before = left
+        left, replays = _without_needless(episode, left, replays)
+        left, replays = _with_simpler(episode, left, replays)
+        if left == before or replays <= 0:
+            return left
+
+
+def _without_needless(episode: Episode, actions: list[Action], replays: int) -> tuple[list[Action], int]:
+    """Leave out ever smaller runs of actions, down to single ones; returns also the replays that are left."""
+    left, size = actions, max(1, len(actions) // 2)
+    while True:
         start, shrank = 0, False
-        while start < len(left) and replays < _MOST_REPLAYS:
+        while start < len(left) and replays > 0:
             shorter = left[:start] + left[start + size :]
-            replays += 1
+            replays -= 1
             if shorter and replay(episode, shorter):
                 left, shrank = shorter, True
             else:
                 start += size
-        if size == 1 and not shrank:
-            break
+        if replays <= 0 or (size == 1 and not shrank):
+            return left, replays
         size = max(1, size // 2)
-    return left
+
+
+def _with_simpler(episode: Episode, actions: list[Action], replays: int) -> tuple[list[Action], int]:
+    """Put simpler actions in the place of others, one at a time."""
+    left = actions
+    for index in range(len(left)):
+        for simpler in simplifications(left[index]):
+            if replays <= 0:
+                return left, replays
+            changed = [*left[:index], simpler, *left[index + 1 :]]
+            replays -= 1
+            if replay(episode, changed):
+                left = changed
+                break
+    return left, replays
 
 
 def as_script(episode: Episode, actions: Sequence[Action], violations: Sequence[str]) -> str:
