@@ -92,10 +92,15 @@ def ctxcache_watch(
 
     yield watch
     for coordinator, ledger in watched:
-        ledger.check()
-        coordinator.manager.check_invariants()
-        if coordinator.idle and coordinator.manager.num_leases:
-            pytest.fail(f"{coordinator.manager.num_leases} leases are out, and no request holds them")
+        judge(coordinator, ledger)
+
+
+def judge(coordinator: ContextCacheCoordinator, ledger: OwnershipLedger) -> None:
+    """Fail the running test where an owner changed too early, the manager is damaged, or a lease is lost."""
+    ledger.check()
+    coordinator.manager.check_invariants()
+    if coordinator.idle and coordinator.manager.num_leases:
+        pytest.fail(f"{coordinator.manager.num_leases} leases are out, and no request holds them")
 
 
 def _deferred(coordinator: ContextCacheCoordinator, seed: int) -> DeferredDeviceOps:

@@ -9,6 +9,14 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
+from ctxcache import ContextCacheDeploymentKind as Kind
+from ctxcache import ContractError, DeviceError
+from ctxcache.testing import Fault
+from ctxcache.testing.fake_runtime import FakeRuntime
+from ctxcache_pytest import judge
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "testing.md"
 HEAVY = ("numba", "ctxcache", "transitions", "numpy")
@@ -141,3 +149,51 @@ def test_each_test_has_a_seed_of_its_own_that_repeats(tmp_path: Path) -> None:
     seeds = [re.findall(r"seed (\d+)", run(tmp_path, "-s", test_seed=test).stdout) for _ in range(2)]
     assert seeds[0] == seeds[1]
     assert len(set(seeds[0])) == 2
+
+
+def test_the_fixtures_wrap_a_coordinator_in_any_order(ctxcache_faults, ctxcache_deferred, ctxcache_watch) -> None:
+    """In this very process: faults outside, the lazy stream inside, one stream for all, and a ledger that hears."""
+    for first in ("faults", "deferred"):
+        runtime = FakeRuntime(Kind.VANILLA)
+        runtime.coordinator.replace_device_ops(runtime.deferred.inner)
+        if first == "faults":
+            faults = ctxcache_faults(runtime.coordinator, Fault("prepare_prefill.upload_rows"))
+            deferred = ctxcache_deferred(runtime.coordinator)
+        else:
+            deferred = ctxcache_deferred(runtime.coordinator)
+            faults = ctxcache_faults(runtime.coordinator, Fault("prepare_prefill.upload_rows"))
+        assert faults.inner is deferred
+        ledger = ctxcache_watch(runtime.coordinator)
+        assert ctxcache_deferred(runtime.coordinator) is deferred
+        runtime.deferred, runtime.ops = deferred, faults
+        runtime.begin([[1, 2, 3, 1, 2, 3]])
+        with pytest.raises(DeviceError):
+            runtime.prepare()
+        runtime.abandon()
+        runtime.begin([[1, 2, 3, 1, 2, 3]])
+        runtime.prefill()
+        runtime.finish()
+        assert ledger.num_changes > 0
+        judge(runtime.coordinator, ledger)
+
+
+def test_a_lost_lease_fails_the_test() -> None:
+    """What the watch does at a test's end, on a coordinator that lost a lease."""
+    runtime = FakeRuntime(Kind.VANILLA)
+    runtime.begin([[1, 2, 3]])
+    judge(runtime.coordinator, runtime.ledger)
+    runtime.coordinator._custody.active = None
+    with pytest.raises(pytest.fail.Exception, match="1 leases are out"):
+        judge(runtime.coordinator, runtime.ledger)
+    runtime.coordinator._custody.active = runtime.request._request
+    runtime.abandon()
+
+
+def test_device_ops_are_replaced_between_requests_alone() -> None:
+    """While a request is active they stay; the refusal changes nothing."""
+    runtime = FakeRuntime(Kind.VANILLA)
+    runtime.begin([[1, 2, 3]])
+    with pytest.raises(ContractError, match="between requests"):
+        runtime.coordinator.replace_device_ops(runtime.deferred)
+    assert runtime.coordinator.device_ops is runtime.ops
+    runtime.abandon()

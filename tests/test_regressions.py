@@ -229,13 +229,14 @@ def test_an_interrupt_at_the_end_of_an_operation_does_not_shut_its_thread_out():
     harness = Harness(max_tokens=64, page=8)
     lines = inspect.getsourcelines(Custody.serialised.__wrapped__)
     last = lines[1] + len(lines[0]) - 1  # the line that notes that no thread is inside
+    tracer = sys.gettrace()  # whoever measures coverage goes on behind this test
 
     def interrupt(frame: Any, event: str, argument: Any) -> Any:
         del argument
         if frame.f_code.co_name != "serialised":
             return None
         if event == "line" and frame.f_lineno == last:
-            sys.settrace(None)
+            sys.settrace(tracer)
             raise KeyboardInterrupt
         return interrupt
 
@@ -244,7 +245,7 @@ def test_an_interrupt_at_the_end_of_an_operation_does_not_shut_its_thread_out():
         with pytest.raises(KeyboardInterrupt):
             harness.coordinator.metrics()
     finally:
-        sys.settrace(None)
+        sys.settrace(tracer)
     harness.run(T(20))
 
 
