@@ -25,7 +25,7 @@ from ctxcache.device.descriptors import (
     SLOT_FIELDS,
 )
 from ctxcache.device.launch import cuda
-from ctxcache.device.memory import load1, load4, load8, load16, store1, store4, store16
+from ctxcache.device.memory import load1, load4, load8, load16, store1, store4, store16, wrapped
 from ctxcache.device.sums import (
     FIRST_FACTOR,
     PAGE_ADDRESS,
@@ -34,8 +34,6 @@ from ctxcache.device.sums import (
     PAGE_HALF_BYTES,
     SECOND_FACTOR,
     SUM_LANES,
-    SUM_MASK,
-    WEIGHT_MASK,
 )
 
 
@@ -216,11 +214,21 @@ def compact_slots(table: int, num_rows: int, mapping: int, old_batch: int) -> No
 
 
 @cuda.jit(device=True, inline="always")
-def load_word(address: int) -> int:
-    """Load an unsigned 32-bit integer at any address."""
-    if (address & 3) == 0:
-        return load4(address) & 0xFFFFFFFF
-    return load1(address) | load1(address + 1) << 8 | load1(address + 2) << 16 | load1(address + 3) << 24
+def load_piece(address: int, num_bytes: int) -> tuple[int, int]:
+    """Load up to 16 bytes at any address as two 64-bit words, with zeros behind `num_bytes`."""
+    low = 0
+    high = 0
+    for i in range(min(num_bytes, 8)):
+        low |= load1(address + i) << 8 * i
+    for i in range(8, min(num_bytes, 16)):
+        high |= load1(address + i) << 8 * i - 64
+    return low, high
+
+
+@cuda.jit(device=True, inline="always")
+def add_unit(total: int, factor: int, words: tuple[int, int]) -> int:
+    """Take one unit of a page into a sum."""
+    return wrapped((total * factor + words[0]) * factor + words[1])
 
 
 @cuda.jit
@@ -235,16 +243,29 @@ def sum_pages(table: int, num_rows: int, page_ids: int, num_pages: int, sums: in
             page_bytes = load8(layer + 8 * PAGE_BYTES)
             keys = load8(layer + 8 * PAGE_ADDRESS) + page * page_bytes
             half_bytes = load8(layer + 8 * PAGE_HALF_BYTES)
-            num_whole = page_bytes // 4
-            num_words = num_whole + (page_bytes & 3)
+            num_units = (page_bytes + 15) // 16
             for lane in range(first, SUM_LANES, step):
                 one = 0
                 two = 0
-                for i in range(lane, 2 * num_words, SUM_LANES):
-                    half = i // num_words
-                    at = i - half * num_words
+                for half in range(2):
                     base = keys + half * half_bytes
-                    word = load_word(base + 4 * at) if at < num_whole else load1(base + 3 * num_whole + at)
-                    one = (one + word * ((((i + 1) * FIRST_FACTOR) & WEIGHT_MASK) * 2 + 1)) & SUM_MASK
-                    two = (two + word * ((((i + 1) * SECOND_FACTOR) & WEIGHT_MASK) * 2 + 1)) & SUM_MASK
+                    num_whole = page_bytes // 16 if (base & 15) == 0 else 0
+                    i = lane
+                    # Four loads in flight before the first is used, as where words are copied.
+                    while i + 3 * SUM_LANES < num_whole:
+                        a = load16(base + 16 * i)
+                        b = load16(base + 16 * (i + SUM_LANES))
+                        c = load16(base + 16 * (i + 2 * SUM_LANES))
+                        d = load16(base + 16 * (i + 3 * SUM_LANES))
+                        one = add_unit(add_unit(one, FIRST_FACTOR, a), FIRST_FACTOR, b)
+                        one = add_unit(add_unit(one, FIRST_FACTOR, c), FIRST_FACTOR, d)
+                        two = add_unit(add_unit(two, SECOND_FACTOR, a), SECOND_FACTOR, b)
+                        two = add_unit(add_unit(two, SECOND_FACTOR, c), SECOND_FACTOR, d)
+                        i += 4 * SUM_LANES
+                    while i < num_units:
+                        at = base + 16 * i
+                        words = load16(at) if i < num_whole else load_piece(at, page_bytes - 16 * i)
+                        one = add_unit(one, FIRST_FACTOR, words)
+                        two = add_unit(two, SECOND_FACTOR, words)
+                        i += SUM_LANES
                 store16(sums + 16 * ((entry * num_rows + row) * SUM_LANES + lane), (one, two))

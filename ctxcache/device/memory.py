@@ -51,6 +51,10 @@ if SIMULATED:
         assert address % 16 == 0, "unaligned 16-byte store"
         (ctypes.c_int64 * 2).from_address(address)[:] = list(words)
 
+    def wrapped(value: int) -> int:
+        """Reduce a value to a signed 64-bit integer, as arithmetic on a GPU does by itself."""
+        return ctypes.c_int64(value).value
+
 else:
     from llvmlite import ir
     from numba.cuda import types
@@ -122,3 +126,12 @@ else:
             return context.get_dummy_value()
 
         return types.void(types.int64, _PAIR), emit
+
+    @intrinsic
+    def wrapped(typing_context: Any, value: Any) -> Any:  # noqa: ARG001 - Numba's signature of an intrinsic
+        """Reduce a value to a signed 64-bit integer: it is one."""
+
+        def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001 - likewise
+            return arguments[0]
+
+        return types.int64(types.int64), emit

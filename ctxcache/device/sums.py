@@ -1,11 +1,11 @@
 """128-bit sums of pages: what the page sanitizer compares. Two implementations, one definition.
 
-The bytes of a page in one layer are its keys, then its values. Each half is cut into little-endian 4-byte words, and the
-bytes that are left over stand as words of their own. Word `i` of a page counts into lane `i % SUM_LANES`, and there adds
-`word * weight(i)` to each of two sums modulo 2**62, with two odd weights of at most 30 bits: no product and no sum leaves
-int64, which kernels and the simulator both have. A page's sum is that of its lanes.
+The bytes of a page in one layer are its keys, then its values. Each half is cut into units of 16 bytes, two little-endian
+words of 64 bits; the last unit of a half is filled up with zeros. Unit `i` of either half belongs to lane `i % SUM_LANES`. A
+lane takes its words in turn, those of the keys first, `sum = sum * factor + word` modulo 2**64, with each of two odd
+factors, and the lanes of a page are put together in the same way: any change of one word changes both sums.
 
-Sums find accidents, a stray write, not an adversary: any change of one word changes both.
+Sums find accidents, a stray write, not an adversary.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from ctxcache.device.caches import HybridCacheManager
     from ctxcache.device.ops import DeviceOps
 
-SUM_LANES = 32
-"""Partial sums of a page and layer; threads share them out."""
+SUM_LANES = 128
+"""Partial sums of a page and layer. Each is a thread with four loads under way: enough to keep the memory busy."""
 
-SUM_MASK = (1 << 62) - 1
-WEIGHT_MASK = (1 << 29) - 1
-FIRST_FACTOR, SECOND_FACTOR = 0x9E3779B1, 0x85EBCA77
+FIRST_FACTOR, SECOND_FACTOR = 0x5851F42D4C957F2D, 0x2545F4914F6CDD1D
+"""Odd, so that multiplying loses nothing, and less than 2**63."""
+
+_FACTORS = np.array([FIRST_FACTOR, SECOND_FACTOR], np.int64)
 
 PAGE_ADDRESS, PAGE_HALF_BYTES, PAGE_BYTES, PAGE_FIELDS = range(4)
 """Fields of a page table of sums, one row a layer: where the pool lies, bytes of its K half, bytes of K of one page."""
@@ -40,10 +41,10 @@ def allocate_sums(ops: DeviceOps, cache: HybridCacheManager, num_pages: int) -> 
 
 
 def fold(sums: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Add up the lanes of host sums: `int64[n, layers, 2]`, each modulo 2**62."""
+    """Put the lanes of host sums together: `int64[n, layers, 2]`."""
     folded = np.zeros((*sums.shape[:2], 2), np.int64)
     for lane in range(SUM_LANES):
-        folded = (folded + sums[:, :, lane]) & SUM_MASK
+        folded = folded * _FACTORS + sums[:, :, lane]
     return folded
 
 
@@ -70,18 +71,17 @@ def sum_table(cache: HybridCacheManager) -> NDArray[np.int64]:
 
 def sum_on_host(halves: list[NDArray[np.uint8]]) -> NDArray[np.int64]:
     """Sum one page of one layer from the bytes of its halves: `int64[SUM_LANES, 2]`."""
-    words = np.concatenate([_words(half) for half in halves])
-    index = np.arange(words.size, dtype=np.int64)
     lanes = np.zeros((SUM_LANES, 2), np.int64)
-    for which, factor in enumerate((FIRST_FACTOR, SECOND_FACTOR)):
-        terms = words * ((((index + 1) * factor) & WEIGHT_MASK) * 2 + 1)
-        for start in range(0, words.size, SUM_LANES):
-            row = terms[start : start + SUM_LANES]
-            lanes[: row.size, which] = (lanes[: row.size, which] + row) & SUM_MASK
+    for half in halves:
+        units = _units(half)
+        for start in range(0, len(units), SUM_LANES):
+            row = units[start : start + SUM_LANES]
+            for word in row.T:
+                lanes[: len(row)] = lanes[: len(row)] * _FACTORS + word[:, None]
     return lanes
 
 
-def _words(half: NDArray[np.uint8]) -> NDArray[np.int64]:
-    whole = half.size // 4 * 4
-    words = np.frombuffer(half[:whole].tobytes(), "<u4").astype(np.int64)
-    return np.concatenate((words, half[whole:].astype(np.int64)))
+def _units(half: NDArray[np.uint8]) -> NDArray[np.int64]:
+    padded = np.zeros(-(-half.size // 16) * 16, np.uint8)
+    padded[: half.size] = half
+    return padded.view("<i8").astype(np.int64).reshape(-1, 2)
