@@ -247,7 +247,7 @@ def sum_pages(table: int, num_rows: int, page_ids: int, num_pages: int, sums: in
             for lane in range(first, SUM_LANES, step):
                 one = 0
                 two = 0
-                for half in range(2):
+                for half in range(2 if lane < num_units else 0):
                     base = keys + half * half_bytes
                     num_whole = page_bytes // 16 if (base & 15) == 0 else 0
                     i = lane

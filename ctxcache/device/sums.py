@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from ctxcache.device.caches import HybridCacheManager
     from ctxcache.device.ops import DeviceOps
 
-SUM_LANES = 128
-"""Partial sums of a page and layer. Each is a thread with four loads under way: enough to keep the memory busy."""
+SUM_LANES = 256
+"""Partial sums of a page and layer: threads, each with four loads under way. Two blocks a page and layer share the work
+more evenly than one: 117 us for 436 MB on an H200 against 130, where a read at the rate of a copy takes 103."""
 
 FIRST_FACTOR, SECOND_FACTOR = 0x5851F42D4C957F2D, 0x2545F4914F6CDD1D
 """Odd, so that multiplying loses nothing, and less than 2**63."""
