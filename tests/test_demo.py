@@ -412,3 +412,17 @@ def test_the_real_model_answers_the_same(tmp_path: Path) -> None:
     assert "The mill was built in 1783 by Hannah Merrow" in done.stdout
     assert "NO" not in done.stdout
     assert "stateDiagram" in diagram.read_text(encoding="utf-8")
+
+
+def test_without_pytorch_the_gpu_job_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`./scripts/demo gpu` names the Python that lacks PyTorch and the way to name another; nothing is run."""
+    from demo_runtime.__main__ import main
+
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(sys, "argv", ["demo", "gpu"])
+    assert main() == 1
+    message = capsys.readouterr().err
+    assert sys.executable in message
+    assert "PYTHON=" in message

@@ -7,6 +7,8 @@ import sys
 
 from demo_runtime import hybrid_job, main_job, speculative_job
 
+_GPU_JOB = "SmolLM2 on a GPU, in pages of PyTorch's: time to first token with reuse and without."
+
 
 def main() -> int:
     """Run the job that the command line names; return its exit status."""
@@ -23,14 +25,32 @@ def main() -> int:
         parsed.add_argument(
             "--turns", type=int, choices=range(2, most + 1), default=most, help="ask only the first questions"
         )
+    gpu = jobs.add_parser("gpu", help=_GPU_JOB)
+    gpu.add_argument("--random-weights", action="store_true", help="do not look for the model's file")
     arguments = parser.parse_args(sys.argv[1:] or ["conversation"])
     match arguments.job:
         case "hybrid":
             return hybrid_job.run()
         case "speculative":
             return speculative_job.run(arguments.turns)
+        case "gpu":
+            return _run_on_gpu(random_weights=arguments.random_weights)
         case _:
             return main_job.run(arguments.turns)
+
+
+def _run_on_gpu(*, random_weights: bool) -> int:
+    try:
+        from demo_runtime import gpu_job  # noqa: PLC0415 - the other jobs do without PyTorch
+    except ModuleNotFoundError as cause:
+        if cause.name != "torch":
+            raise
+        sys.stderr.write(
+            f"error: {sys.executable} has no PyTorch, whose tensors this job lends to the coordinator; install it there, "
+            "or name a Python that has it: PYTHON=python3 ./scripts/demo gpu\n"
+        )
+        return 1
+    return gpu_job.run(random_weights=random_weights)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,14 +157,3 @@ def _show(report: Report, results: Sequence[ContextResult], chunk_tokens: int, *
         cells.append([str(result.prompt_tokens), str(result.reused_tokens), *seconds, speedup, *equal])
     head = ["prompt", "reused", "without", "with reuse", "times faster", "tokens equal", "logits differ by"]
     report.table(f"Time to first token, prefill in pieces of {chunk_tokens} tokens; medians of {REPEATS}", head, cells)
-
-
-def main() -> int:
-    """Run the job."""
-    parser = argparse.ArgumentParser(prog="demo_runtime.gpu_job", description=__doc__)
-    parser.add_argument("--random-weights", action="store_true", help="do not look for the model's file")
-    return run(random_weights=parser.parse_args().random_weights)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
