@@ -39,11 +39,20 @@ def sums_of(ops: Any, cache: HybridCacheManager, pages: list[int]) -> np.ndarray
     return ops.to_host(sums)
 
 
-@pytest.mark.parametrize(("dtype", "head_dim"), [("float16", 4), ("float8_e4m3fn", 1), ("float8_e4m3fn", 5)])
-def test_kernels_and_numpy_agree(dtype: str, head_dim: int) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "page"),
+    [
+        ("float16", 4, 3),
+        ("float8_e4m3fn", 1, 3),
+        ("float8_e4m3fn", 5, 3),
+        ("float16", 1024, 8),  # 16 KiB: four units a lane, which are loaded together
+        ("float8_e4m3fn", 2053, 8),  # the same and a remainder; behind the first page nothing is aligned
+    ],
+)
+def test_kernels_and_numpy_agree(dtype: str, head_dim: int, page: int) -> None:
     """Every lane of every page and layer, for whole words and for left-over bytes, in one launch."""
     host, device = NumpyDeviceOps(), NumbaDeviceOps()
-    config = engine(dtype, head_dim)
+    config = engine(dtype, head_dim, page)
     expected = sums_of(host, filled(host, config), [4, 0, 2])
     cache = filled(device, config)
     sums_of(device, cache, [1])

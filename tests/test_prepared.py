@@ -86,6 +86,14 @@ def test_the_drivers_refusal_is_a_device_error() -> None:
     assert driver.has_passed(1)
 
 
+def test_streams_do_not_pile_up() -> None:
+    """A runtime that makes a stream a request keeps a bounded number of the driver's objects alive."""
+    driver = Driver(FakeApi())
+    assert [driver.stream(handle) for handle in range(1, 3000)] == list(range(1, 3000))
+    assert driver.stream(7) == 7
+    assert len(driver._streams) <= 1024
+
+
 def test_threads_do_not_mix_their_arguments() -> None:
     """Two threads that launch the same kernel get each launch whole."""
     api = FakeApi()

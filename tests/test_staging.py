@@ -135,6 +135,39 @@ def test_an_arena_marks_a_buffer_once_it_is_full(made: list[SlowBuffer]) -> None
     assert len(arena.room(0)) == len(made[2].pairs)
 
 
+def test_a_full_buffer_that_cannot_be_marked_is_lost(made: list[SlowBuffer], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its mark nobody knows when its readers are through: it is put away, and the next part is elsewhere."""
+    ring = StagingRing(SlowBuffer)
+    arena = ChangeArena(ring)
+    arena.use(len(arena.room(0)))
+
+    def refuse(buffer: SlowBuffer, stream: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as failing:
+        failing.setattr(SlowBuffer, "mark_used", refuse)
+        with pytest.raises(KeyboardInterrupt):
+            arena.room(0)
+    assert (ring._lost, len(ring)) == (made[:1], 0)
+    arena.lose()  # as the op that failed does; there is no buffer any more
+    assert ring._lost == made[:1]
+    arena.room(0)
+    assert arena.address() == made[1].address
+
+
+def test_uploads_on_many_streams_keep_a_bounded_number_of_arenas(made: list[SlowBuffer]) -> None:
+    """A runtime with a new stream for each request does not gather pinned memory: the oldest arena is put away."""
+    ops = NumbaDeviceOps()
+    ops._ring = StagingRing(SlowBuffer)
+    table = KVPageTable(1, 2, 200, device_ops=ops)
+    for turn in range(100):
+        table.set_row(0, [turn])
+        table.upload(turn + 1)
+    assert len(ops._arenas) == 64
+    assert ops._ring._lost == made[:36]
+    assert ops.to_host(table.kernel_view)[0, 0].tolist() == [99, -1]
+
+
 def test_more_changes_than_an_arena_has_room_for_get_a_larger_buffer(made: list[SlowBuffer]) -> None:
     """A table of 40,000 entries goes up in one launch, and right."""
     ops = NumbaDeviceOps()

@@ -1,0 +1,168 @@
+"""What `launch` asks of Numba and of the driver where kernels run on a GPU, which a lazy fake stands in for."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_cuda import FakeCuda, FakeDriver
+
+from ctxcache.device import launch
+from ctxcache.device.arrays import view_array
+from ctxcache.errors import ContractError, DeviceError
+
+OUT_OF_MEMORY = 2
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """A GPU, as far as `launch` can see."""
+    fake = FakeCuda(FakeDriver())
+    monkeypatch.setattr(launch, "SIMULATED", False)
+    monkeypatch.setattr(launch, "cuda", fake)
+    monkeypatch.setattr(launch, "_entered", threading.local())
+    monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=fake.driver))
+    launch._load_driver.cache_clear()
+    yield fake
+    launch._load_driver.cache_clear()
+
+
+class Kernel:
+    """A kernel of Numba's: compiled for a signature, or configured by a subscript."""
+
+    def __init__(self, handle: Any = 77) -> None:
+        self.handle = handle
+        self.compiled: list[Any] = []
+        self.configured: list[Any] = []
+        self.called: list[Any] = []
+
+    def compile(self, signature: tuple[Any, ...]) -> Any:
+        """Compile; this release may keep the handle elsewhere."""
+        self.compiled.append(signature)
+        if self.handle is None:
+            return SimpleNamespace()
+        library = SimpleNamespace(get_cufunc=lambda: SimpleNamespace(handle=self.handle))
+        return SimpleNamespace(_codelibrary=library)
+
+    def __getitem__(self, configuration: Any) -> Any:
+        self.configured.append(configuration)
+        return lambda *arguments: self.called.append((configuration, arguments))
+
+
+def test_what_is_missing_is_named(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing with a GPU; the package where it is absent; the driver's own reason on one line otherwise."""
+    found: dict[str, Any] = {"numba_cuda": object()}
+    monkeypatch.setattr(importlib.util, "find_spec", found.get)
+    assert launch.missing_target() is None
+    cuda.available = False
+    assert launch.missing_target() == "the driver is asleep"
+    found.clear()
+    assert launch.missing_target() == "numba-cuda is not installed"
+
+
+def test_a_kernel_is_compiled_once_and_launched_through_its_handle(cuda: FakeCuda) -> None:
+    """All parameters are int64; grid and stream reach the driver; Numba's dispatch is not asked."""
+    launcher, kernel = launch.Launcher(), Kernel()
+    launcher.launch(kernel, (1, 2, 3), None, 5, 6)
+    launcher.launch(kernel, (4, 1, 1), 99, 7, 8)
+    assert [len(signature) for signature in kernel.compiled] == [2]
+    assert cuda.driver.launches == [(77, (1, 2, 3), 0), (77, (4, 1, 1), 99)]
+    assert kernel.configured == []
+    assert (launcher.num_launches, launcher.num_prepared_launches) == (2, 2)
+    assert cuda.num_contexts == 1
+
+
+@pytest.mark.parametrize(("prepared", "handle"), [(True, None), (True, "no number"), (False, 77)])
+def test_without_a_handle_numbas_dispatch_launches(cuda: FakeCuda, prepared: bool, handle: Any) -> None:
+    """The kernel is configured once for each grid and stream, and compiled for its handle at most once."""
+    launcher, kernel = launch.Launcher(prepared=prepared), Kernel(handle)
+    for stream in (99, 99, None, 99):
+        launcher.launch(kernel, (1, 1, 1), stream, 5)
+    assert len(kernel.compiled) == int(prepared)
+    assert [configuration[2].handle for configuration in kernel.configured] == [99, 0]
+    assert [configuration[2].handle for configuration, _ in kernel.called] == [99, 99, 0, 99]
+    assert all(arguments == (5,) for _, arguments in kernel.called)
+    assert cuda.driver.launches == []
+    assert (launcher.num_launches, launcher.num_prepared_launches) == (4, 0)
+
+
+def test_configurations_do_not_pile_up(cuda: FakeCuda) -> None:
+    """Whatever number of grids is asked for, a bounded number of configured kernels is kept."""
+    launcher, kernel = launch.Launcher(prepared=False), Kernel()
+    for x in range(3000):
+        launcher.launch(kernel, (x + 1, 1, 1), None)
+    assert len(kernel.called) == 3000
+    assert len(launcher._configured) <= 1024
+
+
+def test_a_stream_of_numbas_is_made_once_for_each_handle(cuda: FakeCuda) -> None:
+    """Handle 0 is the default stream."""
+    launcher = launch.Launcher()
+    mine = launcher.numba_stream(99)
+    assert (mine.handle, launcher.numba_stream(99)) == (99, mine)
+    assert launcher.numba_stream(None).handle == 0
+
+
+def test_memory_is_zero_and_copies_have_arrived(cuda: FakeCuda) -> None:
+    """Each of allocate, write and read returns when the device is through with it; what is empty is not copied."""
+    memory = launch.DeviceMemory()
+    array = memory.allocate((2, 3), np.dtype(np.int32))
+    view = view_array(array.host)
+    assert not array.host.any()
+    memory.write(view, np.arange(6, dtype=np.int32).reshape(2, 3))
+    assert array.host.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert memory.read(view).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert cuda.driver.num_calls == 3
+    empty = memory.allocate((0, 3), np.dtype(np.int32))
+    memory.write(view_array(empty.host), np.empty((0, 3), np.int32))
+    assert memory.read(view_array(empty.host)).shape == (0, 3)
+    assert cuda.driver.num_calls == 3
+
+
+def test_a_copy_that_the_driver_refuses_is_a_device_error(cuda: FakeCuda) -> None:
+    """The driver's code is in the message."""
+    cuda.driver.answer = OUT_OF_MEMORY
+    with pytest.raises(DeviceError, match=f"answered {OUT_OF_MEMORY}"):
+        launch.DeviceMemory().allocate((2,), np.dtype(np.int32))
+
+
+def test_a_staging_buffer_is_idle_behind_its_mark(cuda: FakeCuda) -> None:
+    """The copy to the device is enqueued, not waited for; the buffer is busy from its mark to when that is passed."""
+    buffer = launch.StagingBuffer(64)
+    assert buffer.address == buffer.host.ctypes.data
+    assert buffer.is_idle()
+    buffer.host[:] = np.arange(64)
+    address = buffer.copy_to_device(64, 99)
+    assert buffer.copy_to_device(8, 99) == address
+    buffer.mark_used(99)
+    assert not buffer.is_idle()
+    assert buffer._device.host[0] == 0x5A
+    buffer.wait()
+    assert buffer.is_idle()
+    assert buffer._device.host.tolist() == list(range(64))
+
+
+def test_a_host_array_is_refused_where_kernels_run_on_a_gpu(cuda: FakeCuda) -> None:
+    """A kernel would read somebody else's memory at that address."""
+    with pytest.raises(ContractError, match="increment lies in host memory; pass a device array"):
+        launch.device_address("increment", view_array(np.zeros(3, np.int32)))
+
+
+def test_each_thread_enters_the_context_once(cuda: FakeCuda) -> None:
+    """A thread has no context of its own at first; later launches do not ask again."""
+    launcher, kernel = launch.Launcher(), Kernel()
+
+    def work() -> None:
+        for _ in range(5):
+            launcher.launch(kernel, (1, 1, 1), None)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+        thread.join()
+    assert cuda.num_contexts == 3
