@@ -8,6 +8,7 @@ an attention kernel would.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +40,11 @@ HASH_KEY = bytes(range(16))
 NUM_LAYERS = 2
 PAGE = 128
 """Tokens a page, as in the scenarios."""
+
+
+def shown(value: object) -> str:
+    """What a test is called by a value: its repr without addresses, which differ from process to process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def T(n: int) -> list[int]:  # noqa: N802 - the scenarios' own name

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numba
 import numpy as np
 import pytest
+from harness import shown
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from siphash_twin import siphash_2_4_128, twin_keys
@@ -481,7 +482,7 @@ def test_an_int32_array_is_taken_as_it_is():
         np.array(["1"]),
         np.array([1], dtype="m8[s]"),
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_other_token_ids_are_refused(tokens):
     """What is no one-dimensional run of integers in int32 range is a `ContractError`, whichever function it meets."""
@@ -514,7 +515,7 @@ def test_a_refusal_names_position_value_and_limit():
         np.zeros((4, 2), dtype=np.int64),
         np.zeros((4, 2), dtype=np.float64),
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_other_media_is_refused(media):
     """Media is one 128-bit digest a token, as `uint64[n, 2]` or `Hash128` values; all else is a `ContractError`."""
@@ -531,7 +532,7 @@ def test_media_arrays_and_values_agree():
         assert keys_of([1, 2, 3, 4], 2, media=layout) == expected
 
 
-@pytest.mark.parametrize("key", [b"", b"short", bytes(17), "0123456789abcdef", 16, bytes(32)], ids=repr)
+@pytest.mark.parametrize("key", [b"", b"short", bytes(17), "0123456789abcdef", 16, bytes(32)], ids=shown)
 def test_a_key_of_another_size_is_refused(key):
     """The secret is 16 bytes."""
     with pytest.raises(ContractError, match="16 bytes"):
@@ -540,7 +541,7 @@ def test_a_key_of_another_size_is_refused(key):
         KeyHasher(2, key)
 
 
-@pytest.mark.parametrize("tokens_per_page", [0, -1, True, 2.0, "2", None], ids=repr)
+@pytest.mark.parametrize("tokens_per_page", [0, -1, True, 2.0, "2", None], ids=shown)
 def test_a_page_size_that_is_no_positive_integer_is_refused(tokens_per_page):
     """`True` does not pass for one token a page, not even after 1 was used."""
     hash_full_blocks([1, 2], 1, key=KEY)
@@ -559,7 +560,7 @@ def test_a_page_size_that_is_no_positive_integer_is_refused(tokens_per_page):
         BlockKeyExtras(media=(M1,)),
         BlockKeyExtras(media=(MediaSpanKey("content", M1, 0, 0, 0),)),
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_extras_of_another_type_are_refused(extras):
     """A field that is not of its declared type is a `ContractError`, not another serialisation."""

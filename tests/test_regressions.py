@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import OK, Harness, T, U, V
+from harness import OK, Harness, T, U, V, shown
 from hybrid_harness import HybridHarness
 from spec_harness import EagleHarness, MtpHarness
 
@@ -123,7 +123,7 @@ def test_a_digest_is_made_of_integers(word):
             Hash128(*arguments)
 
 
-@pytest.mark.parametrize("data", [None, 7, 0, 1.5, True, [1, 2], {}, np.zeros(2), object()], ids=repr)
+@pytest.mark.parametrize("data", [None, 7, 0, 1.5, True, [1, 2], {}, np.zeros(2), object()], ids=shown)
 def test_an_identity_is_bytes_or_text(data):
     """A number is no identity: as bytes it would be that many zeros, and tenants 0 and [] would share their state."""
     with pytest.raises(ContractError, match="pass bytes or text"):
@@ -310,7 +310,7 @@ def test_a_hash_key_is_kept_as_it_was():
 
 
 @pytest.mark.parametrize(
-    "row", [None, "1", b"1", 1.0, True, float("nan"), [1], np.float32(1), Hostile(), 2**70], ids=repr
+    "row", [None, "1", b"1", 1.0, True, float("nan"), [1], np.float32(1), Hostile(), 2**70], ids=shown
 )
 def test_a_hidden_row_is_an_integer(row):
     """An index of another kind is refused before anything is enqueued: the request lives on, nothing has changed."""
@@ -403,7 +403,7 @@ class Unequal:
 @pytest.mark.parametrize(
     "code",
     [719, True, "", "ok", [], np.array([0, 0]), np.array([]), Unequal(), (0,), MemoryError(), StopIteration()],
-    ids=repr,
+    ids=shown,
 )
 def test_a_synchroniser_that_answers_oddly_is_one_failed_drain(code):
     """Anything but `None` and 0 fails the drain, counts once, and quarantines; also what cannot be compared with 0."""
@@ -447,7 +447,7 @@ def test_a_synchroniser_that_answers_oddly_is_one_failed_drain(code):
         {"headroom": 5},
         {"execution_mode": "vanilla"},
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_a_session_refuses_what_the_coordinator_would(arguments):
     """Bad arguments of a session are `ContractError` too, and hold nothing."""
@@ -458,7 +458,7 @@ def test_a_session_refuses_what_the_coordinator_would(arguments):
     assert harness.observe() == before
 
 
-@pytest.mark.parametrize("tokens", [None, 5, [None], ["x"], [1.5], [True], [[1, 2]], [], [1, 2]], ids=repr)
+@pytest.mark.parametrize("tokens", [None, 5, [None], ["x"], [1.5], [True], [[1, 2]], [], [1, 2]], ids=shown)
 def test_a_session_refuses_bad_progress_and_lives_on(tokens):
     """Bad tokens and flags change nothing; the right ones work afterwards."""
     harness = Harness(max_tokens=64, page=8)
