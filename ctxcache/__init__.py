@@ -87,7 +87,7 @@ try:
 except ImportError as cause:
     # Numba is absent, or refuses its NumPy. `ctxcache doctor` must still run, to say so.
     _CAUSE = cause
-    if not TYPE_CHECKING:
+    if not TYPE_CHECKING:  # pragma: no branch
 
         def __getattr__(name: str) -> NoReturn:
             if name not in __all__:

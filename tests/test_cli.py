@@ -338,6 +338,43 @@ def test_doctor_names_a_missing_dependency(machine, package: str) -> None:
     assert package in found.advice[0]
 
 
+@pytest.mark.parametrize("package", ["numpy", "numba", "transitions"])
+def test_doctor_names_a_dependency_that_does_not_import(machine, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there and does not import: the reason, and how to install it anew. Numba's cache is unknown then."""
+    real = doctor.importlib.import_module
+
+    def import_module(name: str):
+        if name == package:
+            raise ImportError("made for another planet")
+        return real(name)
+
+    monkeypatch.setattr(doctor.importlib, "import_module", import_module)
+    monkeypatch.setitem(sys.modules, "numba.core.caching", None)
+    findings = machine()
+    found = finding(package, findings)
+    assert found.status is Status.BROKEN
+    assert found.found.endswith("does not import: made for another planet")
+    assert "pip install" in found.advice[0]
+    assert finding("numba cache", findings).found == "unknown while numba does not import"
+
+
+def test_doctor_says_that_the_package_is_not_installed(machine) -> None:
+    """Imported from its folder it works; the advice says what installing adds."""
+    found = finding("ctxcache", machine(packages={"ctxcache": None}))
+    assert found.status is Status.NOTE
+    assert "pip install -e ." in found.advice[0]
+
+
+def test_doctor_finds_graphviz(machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version that `dot -V` prints, on whichever stream, and where the program is."""
+    program = tmp_path / "dot"
+    program.write_text("#!/bin/sh\necho 'dot - graphviz version 2.43.0' >&2\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    found = finding("graphviz", machine())
+    assert (found.status, found.found) == (Status.OK, f"dot - graphviz version 2.43.0, {program}")
+
+
 def test_doctor_turns_whatever_a_look_raises_into_a_finding(machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look that fails is a finding itself, and the others still happen."""
     monkeypatch.setattr(doctor, "simulated", lambda: 1 / 0)

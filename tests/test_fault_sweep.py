@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from typing import Self
 
 import pytest
 
@@ -251,6 +252,39 @@ def test_the_command_prints_points_runs_and_violations(
     document = json.loads(capsys.readouterr().out)
     assert (document["runs"], document["violations"], document["unfired"]) == (30, 1, 0)
     assert set(document["fault_points"]) == {kind.value for kind in Kind}
+
+
+class InThisProcess:
+    """A process pool without processes; it notes how many workers were asked for."""
+
+    workers: int
+
+    def __init__(self, workers: int, **_options: object) -> None:
+        InThisProcess.workers = workers
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        pass
+
+    map = staticmethod(map)
+
+
+def test_several_kinds_are_swept_side_by_side(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One worker a kind as far as there are cores; results in the order of the kinds, whoever is ready first."""
+    monkeypatch.setattr("ctxcache.cli.trials.sweep", quick_sweep)
+    monkeypatch.setattr("ctxcache.cli.trials.ProcessPoolExecutor", InThisProcess)
+    for cores, workers in ((4, 4), (64, len(Kind))):
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        assert main(["faults"]) == 1  # the planted violation of EAGLE
+        assert InThisProcess.workers == workers
+        printed = capsys.readouterr()
+        kinds = [line.split(":")[0] for line in printed.out.splitlines() if " runs with one fault" in line]
+        assert kinds == [kind.value for kind in Kind]
+        assert printed.err == ""  # far below the time after which progress is told
 
 
 def test_every_script_says_what_it_is_for() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from lifecycle_subject import row_id, taking
 
+from ctxcache.cli import main
 from ctxcache.errors import ContextCacheError, ContractError, DeviceError
 from ctxcache.fsm import (
     FAULTS,
@@ -237,6 +238,25 @@ def test_what_graphviz_wrote_is_looked_at(fake_dot, tmp_path: Path) -> None:
             with pytest.raises(GraphvizError, match=said):
                 export(form, tmp_path / f"a.{form}")
             assert not (tmp_path / f"a.{form}").exists()
+
+
+def test_what_graphviz_drew_is_returned(fake_dot, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """SVG comes back as text and PNG as bytes, as `dot` wrote them; the command puts the bytes on standard output."""
+    fake_dot("""if [ "$1" = -Tsvg ]; then printf '<svg>drawn</svg>'; else printf '\\211PNG\\r\\n\\032\\ndrawn'; fi""")
+    assert export("svg", tmp_path / "a.svg") == "<svg>drawn</svg>"
+    drawn = b"\x89PNG\r\n\x1a\ndrawn"
+    assert export("png", tmp_path / "a.png") == drawn == (tmp_path / "a.png").read_bytes()
+    assert main(["diagram", "--format", "png"]) == 0
+    assert capfdbinary.readouterr().out == drawn
+
+
+def test_a_dot_that_does_not_start_is_an_error(fake_dot, tmp_path: Path) -> None:
+    """A broken program is told from a bad picture: the system's own reason is in the message."""
+    fake_dot("")
+    program = tmp_path / "bin" / "dot"
+    program.write_text("#!/no/such/interpreter\n")
+    with pytest.raises(GraphvizError, match=r"could not draw svg: .*No such file"):
+        export("svg")
 
 
 def test_formats_and_views_are_listed_for_callers() -> None:
