@@ -96,9 +96,9 @@ class DeviceBinding:
     def bind_rows(self, batch: Batch) -> None:
         """Give every slot its lease's pages on the host; rows behind the batch are cleared."""
         resources = self.link.resources
-        if self.num_base_pages:
+        if self.num_base_pages and resources.base_page_table is not None:
             _set_rows(resources.base_page_table, [lease.base_pages for lease in batch.leases])
-        if batch.rules.paired:
+        if batch.rules.paired and resources.draft_page_table is not None:
             _set_rows(resources.draft_page_table, [lease.draft_pages for lease in batch.leases])
 
     def extend_rows(self, growth: LeaseGrowth) -> None:
@@ -196,9 +196,7 @@ def _restored(slot: int, lease: CacheRequestLease, exact_length: int) -> Snapsho
     return SnapshotSlots(slot, lease, exact_length, lease.recurrent_snapshot_slot, lease.partial_kv_snapshot_slot)
 
 
-def _set_rows(table: KVPageTable | None, rows: list[PageIds]) -> None:
-    if table is None:
-        return
+def _set_rows(table: KVPageTable, rows: list[PageIds]) -> None:
     counts = np.zeros(table.max_batch, np.int32)
     counts[: len(rows)] = [row.size for row in rows]
     table.set_rows(np.arange(table.max_batch, dtype=np.int32), counts, np.concatenate(rows))

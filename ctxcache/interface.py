@@ -62,7 +62,7 @@ class CacheManager(Protocol):
         keys: NDArray[np.uint64],
         num_tokens: int,
         *,
-        mode: ContextCacheExecutionMode = ...,
+        mode: ContextCacheExecutionMode = ContextCacheExecutionMode.VANILLA,
         base_extra_tokens: int = 1,
         draft_extra_tokens: int = 0,
         bypass: bool = False,
@@ -98,7 +98,7 @@ class CacheManager(Protocol):
         keys: NDArray[np.uint64],
         num_tokens: int,
         *,
-        mode: ContextCacheExecutionMode = ...,
+        mode: ContextCacheExecutionMode = ContextCacheExecutionMode.VANILLA,
         bypass: bool = False,
         exact_keys: Iterable[HybridCheckpointKey] = (),
     ) -> MatchResult:

@@ -23,6 +23,7 @@ from ctxcache import (
     partial_kv_bytes_per_slot,
     recurrent_bytes_per_slot,
 )
+from ctxcache.device.numba_ops import NumbaDeviceOps
 from ctxcache.device.ops import HiddenRow, SnapshotJobs
 from ctxcache.errors import ContractError, DeploymentError
 
@@ -213,3 +214,83 @@ def test_hidden_rows_are_named_by_numbers(value: Any) -> None:
     ):
         with pytest.raises(ContractError, match=r"(snapshot_slot|hidden slot|hidden row) is"):
             OPS.capture_boundary_hidden(rig.storage, slot, row, None)
+
+
+def test_a_hidden_row_lies_in_one_piece() -> None:
+    """An array whose rows have gaps would be copied with what lies in them."""
+    rig = build_rig(OPS, mtp_deployment(hybrid_engine()))
+    width = rig.storage.hidden_shape[0]
+    hidden = np.zeros((3, 2, 2 * width), np.float16)[:, :, ::2]
+    with pytest.raises(ContractError, match=r"strides .*; each row must be contiguous"):
+        OPS.capture_boundary_hidden(rig.storage, 0, HiddenRow(hidden, 0, 0), None)
+
+
+def test_a_mapping_is_no_longer_than_the_table() -> None:
+    """Entries for rows that are not there are refused, and nothing moves."""
+    table = KVPageTable(2, 4, 12, device_ops=OPS)
+    table.set_row(0, [7])
+    with pytest.raises(ContractError, match="old_to_new has 3 entries; the table has 2 rows"):
+        table.compact_rows([0, -1, -1], 1)
+    assert table_rows(table) == [[7, -1, -1, -1], [-1] * 4]
+
+
+@pytest.mark.parametrize("values", [np.arange(8, dtype=np.int32)[::4], np.array([0, 4], np.int64), [0, 4]], ids=str)
+def test_a_run_of_integers_may_lie_in_memory_in_any_way(values: Any) -> None:
+    """Strided, wider or in a list: the same lengths arrive on the device."""
+    cache = HybridCacheManager(ENGINE, None, device_ops=OPS)
+    cache.reset_for_new_sequences(values, None)
+    assert OPS.to_host(cache.kv_lengths).tolist() == [0, 4, 0]
+
+
+def test_arrays_with_gaps_are_not_copied() -> None:
+    """Kernels' arrays go to the host and back in one piece, or not at all."""
+    ops = NumbaDeviceOps()
+    gaps = np.zeros((4, 4), np.int32)[:, ::2]
+    for call in (lambda: ops.to_host(gaps), lambda: ops.to_device(gaps, np.zeros((4, 2), np.int32))):
+        with pytest.raises(ContractError, match=r"strides .*; pass a C-contiguous one"):
+            call()
+
+
+def test_without_ops_a_table_is_on_the_kernels() -> None:
+    """Whoever names no device ops gets those of the device."""
+    table = KVPageTable(1, 2, 4)
+    assert isinstance(table.device_ops, NumbaDeviceOps)
+    table.set_row(0, [3])
+    table.upload(None)
+    assert table.device_ops.num_launches == 1
+    assert table.device_ops.num_prepared_launches == 0  # the simulator has no handles
+
+
+@pytest.mark.parametrize("ops", [OPS, NumbaDeviceOps()], ids=["numpy", "numba"])
+def test_an_empty_batch_advances_by_nothing(ops: Any) -> None:
+    """Without an active slot no length moves."""
+    cache = HybridCacheManager(ENGINE, None, device_ops=ops)
+    cache.reset_for_new_sequences([], None)
+    cache.commit_sequence_length(3, None)
+    assert ops.to_host(cache.kv_lengths).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("ops", [OPS, NumbaDeviceOps()], ids=["numpy", "numba"])
+def test_a_mapping_may_be_on_the_device_already(ops: Any) -> None:
+    """A device array is used as it is, as the coordinator uses it."""
+    cache = HybridCacheManager(ENGINE, None, device_ops=ops)
+    cache.reset_for_new_sequences([1, 2], None)
+    mapping = ops.allocate((2,), "int32")
+    ops.upload_mapping(np.array([-1, 0], np.int32), mapping, None)
+    given = mapping if not isinstance(mapping, np.ndarray) else Lent(mapping)
+    cache.compact_batch_slot_state(given, 2, 1, None)
+    assert ops.to_host(cache.kv_lengths).tolist()[:1] == [2]
+    assert cache.active_batch_size == 1
+
+
+class Lent:
+    """An array of another library, on the host."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()

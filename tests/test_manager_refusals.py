@@ -154,3 +154,25 @@ def test_an_interrupt_before_anything_is_held_releases_nothing(cached, monkeypat
         with pytest.raises(KeyboardInterrupt):
             cached.manager.acquire(cached.plan(TOKENS))
     assert cached.everything() == before
+
+
+def test_numpys_own_integers_are_counts(cached):
+    """Lengths and page counts that come out of arrays serve as Python's do."""
+    plan = cached.manager.plan(KEYS, np.int64(len(TOKENS)), base_extra_tokens=np.uint8(3))
+    assert plan.base_page_demand == cached.manager.plan(KEYS, len(TOKENS), base_extra_tokens=3).base_page_demand
+    assert type(plan.matched_token_length) is int
+    lease = cached.manager.acquire(plan).lease
+    assert cached.manager.grow(lease, base_pages=np.int32(lease.base_pages.size + 1))
+    cached.release(lease)
+
+
+@pytest.mark.parametrize("layout", ["strided", "read-only", "transposed"])
+def test_keys_may_lie_in_memory_in_any_way(cached, layout):
+    """A view of a larger array, or one that nobody may write, is copied; what it says is what counts."""
+    keys = np.zeros((2 * len(KEYS), 2), np.uint64)[::2] if layout == "strided" else KEYS.copy()
+    keys[:] = KEYS
+    if layout == "transposed":
+        keys = np.asfortranarray(keys)
+    keys.flags.writeable = layout != "read-only"
+    plan = cached.manager.plan(keys, len(TOKENS))
+    assert plan.matched_token_length == cached.manager.plan(KEYS, len(TOKENS)).matched_token_length > 0

@@ -307,6 +307,35 @@ def test_a_frozen_upload_carries_the_rows_of_its_moment(ops: Any) -> None:
     assert table.count_changes() == 6
 
 
+def test_a_frozen_upload_that_does_not_fit_is_kept(ops: Any) -> None:
+    """More entries than there is room for: none is taken, and the count says how much room is needed."""
+    table = KVPageTable(2, 3, 9, device_ops=ops)
+    table.set_row(0, [1, 2])
+    frozen = table.freeze_upload()
+    small, large = np.zeros((1, 2), np.int32), np.zeros((9, 2), np.int32)
+    assert frozen.take_changes(small) == 2
+    assert not small.any()
+    assert frozen.has_changes
+    assert frozen.take_changes(large) == 2
+    assert not frozen.has_changes
+
+
+def test_a_row_that_is_what_it_was_needs_no_upload(ops: Any) -> None:
+    """Written and written back: nothing is moved, and the table has no changes then."""
+    table = KVPageTable(2, 3, 9, device_ops=ops)
+    table.set_row(0, [1, 2])
+    table.upload(None)
+    out = np.full((9, 2), 77, np.int32)
+    for count in (table.count_changes, lambda: table.take_changes(out)):
+        table.set_row(0, [3])
+        table.set_row(0, [1, 2])
+        assert table.has_changes
+        assert count() == 0
+        assert not table.has_changes
+        assert count() == 0
+    assert (out == 77).all()
+
+
 def test_a_table_belongs_to_one_live_owner() -> None:
     """Binding to a second live owner is refused; an owner that unbound itself, or is gone, frees the table."""
 

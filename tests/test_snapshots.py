@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_support import A, R, even_engine, hybrid_engine, ints, jobs, mtp_deployment
+from device_support import A, R, build_rig, even_engine, hybrid_engine, ints, jobs, mtp_deployment
 
 from ctxcache.config import DeploymentConfig, EngineConfig, SpecDecodeConfig
+from ctxcache.device import snapshots
 from ctxcache.device.caches import HybridCacheManager
 from ctxcache.device.numba_ops import NumbaDeviceOps
 from ctxcache.device.numpy_ops import NumpyDeviceOps
 from ctxcache.device.ops import SnapshotJobs
 from ctxcache.device.snapshots import HybridSnapshotStorage, partial_kv_bytes_per_slot, recurrent_bytes_per_slot
-from ctxcache.errors import ContractError, DeploymentError
+from ctxcache.errors import ContractError, DeploymentError, InvariantError
 from ctxcache.ids import SpecDecodeMode
 
 
@@ -150,6 +151,14 @@ def test_a_cold_slot_next_to_a_hit_starts_from_zero(make_ops: Any) -> None:
         np.testing.assert_array_equal(host[0].view(np.uint8), bits.view(np.uint8))
         assert not host[1].any()
         assert (host[2] == 0x5A).all()
+
+
+def test_a_check_that_refuses_sound_jobs_is_our_own_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the compiled check says no and the described one finds nothing, the caller is not blamed."""
+    rig = build_rig(NumpyDeviceOps(), hybrid_engine())
+    monkeypatch.setattr(snapshots, "are_sound_jobs", lambda *_arguments: False)
+    with pytest.raises(InvariantError, match="nothing is wrong with them"):
+        rig.ops.capture(rig.storage, jobs((0, 0, -1, -1, -1, 0)), None)
 
 
 def test_jobs_of_uneven_fields_are_refused() -> None:
