@@ -38,11 +38,11 @@ class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
         super().__init__(manager, numba_type, _VECTOR)
 
 
-def _is_word(numba_type: Any) -> bool:
+def _is_word(numba_type: Any) -> bool:  # pragma: while compiling
     return numba_type in (types.uint64, lanes_type)
 
 
-def _broadcast(builder: Any, word: Any) -> Any:
+def _broadcast(builder: Any, word: Any) -> Any:  # pragma: while compiling
     vector = ir.Constant(_VECTOR, ir.Undefined)
     for lane in range(NUM_LANES):
         vector = builder.insert_element(vector, word, ir.IntType(32)(lane))
@@ -136,7 +136,7 @@ def store(_context: Any, address: Any, lanes: Any) -> Any:
     return types.none(address, lanes), generate
 
 
-def _constant(llvm_type: Any, value: int) -> Any:
+def _constant(llvm_type: Any, value: int) -> Any:  # pragma: while compiling
     if isinstance(llvm_type, ir.VectorType):
         return ir.Constant(llvm_type, [ir.Constant(_WORD, value)] * llvm_type.count)
     return ir.Constant(llvm_type, value)

@@ -55,7 +55,7 @@ if SIMULATED:
         """Reduce a value to a signed 64-bit integer, as arithmetic on a GPU does by itself."""
         return ctypes.c_int64(value).value
 
-else:
+else:  # pragma: gpu
     from llvmlite import ir
     from numba.cuda import types
     from numba.cuda.extending import intrinsic
