@@ -593,3 +593,21 @@ def test_the_same_input_gives_the_same_keys(sequence):
     again = (list(tokens), tokens_per_page, replace(extras), None if media is None else list(media))
     assert keys_of(*sequence) == keys_of(*again)
     assert exact_key_of(*sequence, key=KEY) == exact_key_of(*again, key=KEY)
+
+
+@pytest.mark.parametrize("data", ["0123456789abcdef", 16, None, bytes(15), bytes(17), [0] * 16], ids=repr)
+def test_a_digest_is_read_from_16_bytes(data):
+    """Nothing else is taken for a digest; any kind of bytes is."""
+    with pytest.raises(ContractError, match=r"from_bytes got .*16"):
+        Hash128.from_bytes(data)
+    for kind in (bytes, bytearray, memoryview):
+        assert Hash128.from_bytes(kind(bytes(range(16)))).to_bytes() == bytes(range(16))
+
+
+@pytest.mark.parametrize("value", [-1, 2**64, True, 1.5, None], ids=repr)
+@pytest.mark.parametrize("field", ["offset_within_block", "item_order", "modality"])
+def test_numbers_of_a_media_span_are_64_bit_words(field, value):
+    """Offsets, orders and modalities enter keys as words; a modality may also be a name."""
+    fields = {"offset_within_block": 0, "item_order": 0, "modality": "image"}
+    with pytest.raises(ContractError, match=rf"MediaSpanKey.{field} is {value!r}; pass an integer in"):
+        MediaSpanKey(NONE, NONE, **{**fields, field: value})

@@ -469,7 +469,7 @@ def test_a_session_refuses_bad_progress_and_lives_on(tokens):
         session.before_decode()
         with pytest.raises(ContractError):
             session.decoded(tokens)
-        for finished in (5, "x", ["no"], [0.5], [None], [[True]], [True, False], []):
+        for finished in (5, "x", ["no"], [0.5], [None], [[True]], [[True], [True, False]], [True, False], []):
             with pytest.raises(ContractError, match=r"finished|entries"):
                 session.decoded([7], finished=finished)
         assert session.active == [0]
