@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxcache.bits import allocate_bits, first_leaf_for
 from ctxcache.ids import PAIRED_KINDS, RECURRENT_KINDS, ContextCacheDeploymentKind, ResourceType
 
 Int32s = NDArray[np.int32]
@@ -43,21 +44,23 @@ OWNER = 2  # first record that ends at the base page, has the draft page last, o
 FREE_STACK = 3  # per pool: ids that nobody holds, the next one to give last
 NUM_RESOURCE_ROWS = 4
 
-# Rows of `Core.record`. Kinds without checkpoints and drafts have the first five only.
+# Rows of `Core.record`. Kinds without checkpoints and drafts have the first four only.
 ENDPOINT = 0  # last block of the base path
 OLDER, NEWER = 1, 2  # neighbours in LRU order; NEWER also chains free records
-USED = 3  # `state[CLOCK]` when it was used last
-PLACE = 4  # + kind: place in the heap of that kind, -1 when it is not ripe
-NUM_BLOCKS, NUM_PAIRED_BLOCKS, LAST_DRAFT_PAGE = 8, 9, 10
-EXACT_LENGTH, RECURRENT_SLOT, PARTIAL_SLOT = 11, 12, 13
-NEXT_AT_ENDPOINT, PREVIOUS_AT_ENDPOINT, NEXT_AT_DRAFT, PREVIOUS_AT_DRAFT = 14, 15, 16, 17
-NUM_PLAIN_RECORD_ROWS, NUM_RECORD_ROWS = 5, 18
+USED = 3  # its place in `Core.line`
+NUM_BLOCKS, NUM_PAIRED_BLOCKS, LAST_DRAFT_PAGE = 4, 5, 6
+EXACT_LENGTH, RECURRENT_SLOT, PARTIAL_SLOT = 7, 8, 9
+NEXT_AT_ENDPOINT, PREVIOUS_AT_ENDPOINT, NEXT_AT_DRAFT, PREVIOUS_AT_DRAFT = 10, 11, 12, 13
+NUM_PLAIN_RECORD_ROWS, NUM_RECORD_ROWS = 4, 14
 
 # Entries of `Core.state`. The first groups have one entry per kind of resource.
-# IDLE resources are cached and not leased; QUEUE_SIZE counts ripe records.
-FREE, IDLE, CAPACITY, OFFSET, QUEUE_SIZE, RECLAIMED = (NUM_RESOURCE_KINDS * i for i in range(6))
+# IDLE resources are cached and not leased.
+FREE, IDLE, CAPACITY, OFFSET, RECLAIMED = (NUM_RESOURCE_KINDS * i for i in range(5))
 (
-    CLOCK,
+    LINE_END,  # places of `Core.line` from here on were not used yet, or are again
+    SWEPT,  # places below were looked at by the sweep under way
+    SETTLED,  # places below were filled by it
+    FIRST_LEAF,  # of each set of `Core.ripe`; see `ctxcache.bits`
     LAST_SERIAL,
     NUM_RECORDS,
     MAX_RECORDS,
@@ -79,8 +82,8 @@ FREE, IDLE, CAPACITY, OFFSET, QUEUE_SIZE, RECLAIMED = (NUM_RESOURCE_KINDS * i fo
     PAIRED_COMMITS,
     EVICTED,
     NUM_STRADDLING,
-) = range(NUM_RESOURCE_KINDS * 6, NUM_RESOURCE_KINDS * 6 + 22)
-NUM_STATE_ENTRIES = NUM_RESOURCE_KINDS * 6 + 22
+) = range(NUM_RESOURCE_KINDS * 5, NUM_RESOURCE_KINDS * 5 + 25)
+NUM_STATE_ENTRIES = NUM_RESOURCE_KINDS * 5 + 25
 
 # Rows of `Arena.lease`, by lease row.
 GENERATION, LIVE, NUM_BASE, NUM_DRAFT, PAIRED = range(5)  # PAIRED: runs a paired draft
@@ -97,6 +100,7 @@ NUM_LEASE_ROWS = 15
 GHOSTS = 4096
 """Entries of the direct-mapped memory of lately evicted keys."""
 
+_SPARE_PLACES = 64
 _SLOTS_PER_KEY = 1.6  # open addressing at a load of 0.625 when every page is indexed
 _INITIAL_LEASES, _INITIAL_LEASE_PAGES = 16, 16
 
@@ -104,7 +108,9 @@ _INITIAL_LEASES, _INITIAL_LEASE_PAGES = 16, 16
 class Core(NamedTuple):
     """All that the cache knows; see the row names above.
 
-    `N` base pages, `R` records at most (one more than the limit: a record is made before the oldest goes).
+    `N` base pages, `R` records at most (one more than the limit: a record is made before the oldest goes). The rows of
+    `node`, `resource` and `record` lie side by side in memory: what is known of one block or record is in one or two cache
+    lines, and the next one to evict is seldom near the last.
     """
 
     state: Int64s
@@ -112,9 +118,10 @@ class Core(NamedTuple):
     slot: Int32s  # open addressing: block by key; see `ctxcache.index`
     node: Int32s  # [5 or 7, N] the tree of blocks
     resource: Int32s  # [4, all resources] holds, and the pools' free stacks
-    record: Int32s  # [5 or 18, R]
+    record: Int32s  # [4 or 14, R]
     serial: Int64s  # [R] number of the publication that made each record; 0: no record
-    queue: Int64s  # [1 or 4, R] per kind a heap of the ripe records: `USED << 32 | record`
+    line: Int32s  # records by last use, the oldest first, with gaps (-1)
+    ripe: Words  # [1 or 4, words] per kind the places in `line` of the ripe records; see `ctxcache.bits`
     exact_key: Words  # [R or 0, 4] of each checkpoint: exact-prefix digest, and key of its last full block
     exact_slot: Int32s  # open addressing: record by exact-prefix digest
     ghost: Words  # [GHOSTS] low word of lately evicted keys, at index `low word % GHOSTS`
@@ -136,33 +143,49 @@ def allocate_core(kind: ContextCacheDeploymentKind, capacities: tuple[int, int, 
     extended = checkpoints or pairs
     num_records = min(max_records, num_recurrent if checkpoints else num_pages) + 1
     num_exact = num_records if checkpoints else 0
+    places = num_places(num_records)
     core = Core(
         state=np.zeros(NUM_STATE_ENTRIES, np.int64),
         key=np.zeros((num_pages, 2), np.uint64),
         slot=_empty_slots(num_pages),
-        node=np.full((NUM_PAIRED_NODE_ROWS if pairs else NUM_NODE_ROWS, num_pages), -1, np.int32),
-        resource=np.zeros((NUM_RESOURCE_ROWS, sum(capacities)), np.int32),
-        record=np.full((NUM_RECORD_ROWS if extended else NUM_PLAIN_RECORD_ROWS, num_records), -1, np.int32),
+        node=_side_by_side(NUM_PAIRED_NODE_ROWS if pairs else NUM_NODE_ROWS, num_pages),
+        resource=_side_by_side(NUM_RESOURCE_ROWS, sum(capacities)),
+        record=_side_by_side(NUM_RECORD_ROWS if extended else NUM_PLAIN_RECORD_ROWS, num_records),
         serial=np.zeros(num_records, np.int64),
-        queue=np.zeros((NUM_RESOURCE_KINDS if extended else 1, num_records), np.int64),
+        line=np.full(places, -1, np.int32),
+        ripe=allocate_bits(NUM_RESOURCE_KINDS if extended else 1, places),
         exact_key=np.zeros((num_exact, 4), np.uint64),
         exact_slot=_empty_slots(num_exact),
         ghost=np.zeros(GHOSTS, np.uint64),
     )
     if pairs:
         core.node[PAIR_COUNT] = 0
-    core.resource[OWNER] = -1
-    core.record[NEWER, :-1] = np.arange(1, num_records)
+    core.resource[[ACTIVE, CACHED]] = 0
+    core.record[NEWER, : num_records - 1] = np.arange(1, num_records)
     state = core.state
     for name in (OLDEST_RECORD, NEWEST_RECORD, ROOT_RECORD, FREE_LEASE):
         state[name] = -1
     state[[MAX_RECORDS, HAS_CHECKPOINTS, HAS_PAIRS, EXTENDED_RECORDS]] = max_records, checkpoints, pairs, extended
+    state[FIRST_LEAF] = first_leaf_for(places)
     offset = 0
     for index, capacity in enumerate(capacities):
         state[[FREE + index, CAPACITY + index, OFFSET + index]] = capacity, capacity, offset
         core.resource[FREE_STACK, offset : offset + capacity] = np.arange(capacity - 1, -1, -1)
         offset += capacity
     return core
+
+
+def num_places(num_records: int) -> int:
+    """Return how long `Core.line` has to be for so many records; `ctxcache.records` says why."""
+    return 2 * num_records + _SPARE_PLACES
+
+
+def _side_by_side(rows: int, columns: int) -> Int32s:
+    """Return `int32[rows, columns]` of -1 whose columns are contiguous.
+
+    There are two columns at least: with fewer, rows are contiguous too, which to compiled code is another type of array.
+    """
+    return np.full((max(columns, 2), rows), -1, np.int32).T
 
 
 def allocate_arena(kind: ContextCacheDeploymentKind) -> Arena:

@@ -41,6 +41,7 @@ from ctxcache.core import (
     RECURRENT,
     RECURRENT_SLOT,
     STRADDLES,
+    USED,
     Arena,
     Core,
     Int32s,
@@ -50,7 +51,8 @@ from ctxcache.index import forget_newest, note_ghost, remove, unlink
 from ctxcache.jit import njit_in_place, njit_part
 from ctxcache.pairs import detach_pairs, last_paired_block
 from ctxcache.pools import let_go, reclaim_if_idle
-from ctxcache.records import drop_record, entry_of, leave_endpoint, leave_queue, oldest_ripe, record_of, refresh
+from ctxcache.prefetch import fetch_behind
+from ctxcache.records import drop_record, forget_ripe, leave_endpoint, oldest_ripe, refresh
 
 
 @njit_in_place
@@ -58,8 +60,7 @@ def evict_record(core: Core, gone: int) -> None:
     """Take a record out, and let go of what nothing else needs: see `CacheManager` for the order."""
     state, node, resource, record = core.state, core.node, core.resource, core.record
     state[EVICTED] += 1
-    for kind in range(core.queue.shape[0]):
-        leave_queue(state, core.queue, record, kind, gone)
+    forget_ripe(core, gone)
     block = record[ENDPOINT, gone]
     forget_newest(node, block, gone)
     if state[EXTENDED_RECORDS]:
@@ -68,7 +69,7 @@ def evict_record(core: Core, gone: int) -> None:
         if state[HAS_CHECKPOINTS]:
             _drop_checkpoint(core, gone)
     leave_endpoint(state, resource, record, gone)
-    drop_record(state, record, core.serial, gone)
+    drop_record(core, gone)
     while block >= 0 and node[FIRST_CHILD, block] < 0 and resource[OWNER, block] < 0:
         unlink(state, node, block)
         note_ghost(core.ghost, core.key[block, 1])
@@ -83,7 +84,7 @@ def evict_record(core: Core, gone: int) -> None:
 @njit_part
 def _drop_checkpoint(core: Core, gone: int) -> None:
     note_ghost(core.ghost, core.exact_key[gone, 1])
-    if core.node.shape[1] == 0:  # no block is indexed, so none is noted: the last full block stands for the way there
+    if core.key.shape[0] == 0:  # no block is indexed, so none is noted: the last full block stands for the way there
         note_ghost(core.ghost, core.exact_key[gone, 3])
     remove(core.exact_key, core.exact_slot, gone)
     for kind in (RECURRENT, PARTIAL):
@@ -115,19 +116,21 @@ def make_room(core: Core, arena: Arena, need: tuple[int, int, int, int]) -> None
             if need[kind] <= state[FREE + kind]:
                 continue
             lacking = True
-            entry = oldest_ripe(state, core.queue, kind)
-            if entry >= 0 and (oldest < 0 or entry < oldest):
-                oldest = entry
+            place = oldest_ripe(core, kind)
+            if place >= 0 and (oldest < 0 or place < oldest):
+                oldest = place
         if not lacking:
             return
+        if oldest >= 0:
+            fetch_behind(core, oldest)
         if state[NUM_STRADDLING] > 0:
             oldest = _older_behind_a_lease(core, arena, need, oldest)
-        evict_record(core, record_of(oldest) if oldest >= 0 else _oldest_in_the_way(core, need))
+        evict_record(core, core.line[oldest] if oldest >= 0 else _oldest_in_the_way(core, need))
 
 
 @njit_part
 def _older_behind_a_lease(core: Core, arena: Arena, need: tuple[int, int, int, int], oldest: int) -> int:
-    """Return the heap entry of a record older than `oldest` whose last page is leased, but that frees a page before it.
+    """Return the place of a record older than `oldest` whose last page is leased, but that frees a page before it.
 
     Only a lease that published behind pages of others holds the last page of a path without those before it. Such a
     record is not ripe; it is found through the lease.
@@ -150,8 +153,8 @@ def _older_behind_a_lease(core: Core, arena: Arena, need: tuple[int, int, int, i
 def _older_of(record: Int32s, oldest: int, other: int) -> int:
     if other < 0:
         return oldest
-    entry = entry_of(record, other)
-    return entry if oldest < 0 or entry < oldest else oldest
+    place = int(record[USED, other])
+    return place if oldest < 0 or place < oldest else oldest
 
 
 @njit_part

@@ -108,9 +108,12 @@ def remove(key: Words, slot: Int32s, old: int) -> None:
         if distance == farthest:
             distance = at - home_of(key[entry & mask, 1], size)
             distance = distance if distance >= 0 else distance + size
-        if distance >= to_gap:
-            slot[gap] = (min(distance - to_gap, farthest) << bits) | (entry & mask)
-            gap, to_gap = at, 0
+        # Selections rather than a branch, which no processor would predict.
+        moves = distance >= to_gap
+        moved = (min(distance - to_gap, farthest) << bits) | (entry & mask)
+        slot[gap] = moved if moves else slot[gap]
+        gap = at if moves else gap
+        to_gap = 0 if moves else to_gap
     slot[gap] = -1
 
 

@@ -9,10 +9,11 @@ from collections import Counter
 from typing import Any
 
 from ctxcache import core as c
+from ctxcache.bits import members
 from ctxcache.core import Arena, Core
 from ctxcache.errors import InvariantError
 from ctxcache.index import find, ids_in
-from ctxcache.records import is_ripe, record_of
+from ctxcache.records import is_ripe, oldest_ripe
 
 _KIND_NAMES = ("base KV page", "draft KV page", "recurrent snapshot", "partial-KV snapshot")
 
@@ -27,7 +28,7 @@ def check_invariants(core: Core, arena: Arena) -> None:
     _check_pairs(core, paths)
     _check_endpoints(core, records)
     _check_pools(core, arena, cached)
-    _check_queues(core, records)
+    _check_line(core, records)
     _check_newest(core, paths)
 
 
@@ -39,7 +40,7 @@ def _require(holds: Any, message: str) -> None:
 def _path(core: Core, block: int) -> list[int]:
     path: list[int] = []
     while block >= 0:
-        _require(len(path) < core.node.shape[1], f"block {block} is its own ancestor")
+        _require(len(path) < len(core.key), f"block {block} is its own ancestor")
         path.append(int(block))
         block = core.node[c.PARENT, block]
     return path[::-1]
@@ -48,7 +49,7 @@ def _path(core: Core, block: int) -> list[int]:
 def _check_order(core: Core) -> list[int]:
     """Invariant 4: the LRU order holds every record once."""
     order: list[int] = []
-    record, before, used = int(core.state[c.OLDEST_RECORD]), -1, 0
+    record, before, used = int(core.state[c.OLDEST_RECORD]), -1, -1
     while record >= 0:
         _require(len(order) < core.state[c.NUM_RECORDS], "the LRU order is longer than there are records")
         _require(core.record[c.OLDER, record] == before, f"record {record} does not know its older neighbour")
@@ -154,7 +155,7 @@ def _check_pairs(core: Core, paths: dict[int, list[int]]) -> None:
 def _check_endpoints(core: Core, records: list[int]) -> None:
     """Invariant 4: the record maps agree with each other."""
     listed: list[int] = []
-    heads = [(block, int(core.resource[c.OWNER, block])) for block in range(core.node.shape[1])]
+    heads = [(block, int(core.resource[c.OWNER, block])) for block in range(len(core.key))]
     for endpoint, head in [*heads, (-1, int(core.state[c.ROOT_RECORD]))]:
         record = head
         while record >= 0:
@@ -206,21 +207,21 @@ def _check_pools(core: Core, arena: Arena, cached: list[Counter[int]]) -> None:
         _require(idle == core.state[c.IDLE + kind], f"{idle} {name}s are idle, {core.state[c.IDLE + kind]} are counted")
 
 
-def _check_queues(core: Core, records: list[int]) -> None:
-    for kind in range(core.queue.shape[0]):
-        size = int(core.state[c.QUEUE_SIZE + kind])
-        queue = [record_of(entry) for entry in core.queue[kind, :size].tolist()]
+def _check_line(core: Core, records: list[int]) -> None:
+    """Invariant 4: the line holds every record once, in LRU order, and the ripe ones are marked."""
+    end, settled, swept = (int(core.state[entry]) for entry in (c.LINE_END, c.SETTLED, c.SWEPT))
+    _require(settled <= swept <= end <= core.line.size, f"the line's ends {settled}, {swept}, {end} are out of order")
+    _require([record for record in core.line.tolist() if record >= 0] == records, "the line differs from the LRU order")
+    _require(
+        (core.line[settled:swept] < 0).all() and (core.line[end:] < 0).all(), "the line is filled where it is swept"
+    )
+    for record in records:
+        _require(core.line[core.record[c.USED, record]] == record, f"record {record} does not know its place")
+    for kind in range(core.ripe.shape[0]):
+        marked = [int(core.line[place]) for place in members(core.ripe[kind], int(core.state[c.FIRST_LEAF]))]
         ripe = {record for record in records if is_ripe(core, kind, record)}
-        _require(
-            len(queue) == len(set(queue)) and set(queue) == ripe, f"records {sorted(ripe ^ set(queue))} queue wrongly"
-        )
-        for place, record in enumerate(queue):
-            _require(core.record[c.PLACE + kind, record] == place, f"record {record} does not know its place")
-            above = queue[(place - 1) // 4] if place else record
-            _require(
-                core.record[c.USED, above] <= core.record[c.USED, record],
-                f"record {record} queues behind a younger one",
-            )
+        _require(set(marked) == ripe, f"records {sorted(ripe ^ set(marked))} are marked as ripe wrongly")
+        _require(not marked or core.line[oldest_ripe(core, kind)] == marked[0], "another record is the oldest ripe one")
 
 
 def _check_newest(core: Core, paths: dict[int, list[int]]) -> None:

@@ -1,22 +1,31 @@
-"""Published endpoints: their LRU order, and for each kind of resource a heap of those whose eviction frees one at once.
+"""Published endpoints: their LRU order, and for each kind of resource which of them free one at once when evicted.
 
-The heaps have four children a node: a node's children share a cache line, and the order is in the entries themselves.
+Each use of a record takes the next place of a line, `Core.line`, and leaves a gap where the record was. So the order of
+places is the order of use; the ripe records of a kind are a set of places, and the least of them is the next to evict. The
+line does not run out: with every use a sweep moves a few records down into the gaps, keeping their order, and when it has
+come to the end of the line, the line ends where it has moved the last one.
+
+With `R` records at most, a sweep that begins with the line ending at `e` takes `u = e / 3` uses (four places a use, of
+which one is new), and ends it at `R + u` at the latest. So lines begin to be swept no later than at `1.5 * R`, and end no
+later than at `2 * R`.
 """
 
 from __future__ import annotations
 
+from ctxcache.bits import add, discard, holds, least
 from ctxcache.core import (
     ACTIVE,
     BASE,
     CACHED,
-    CLOCK,
     DRAFT,
     ENDPOINT,
     EXTENDED_RECORDS,
     FIRST_CHILD,
+    FIRST_LEAF,
     FREE_RECORD,
     LAST_DRAFT_PAGE,
     LAST_SERIAL,
+    LINE_END,
     NEWER,
     NEWEST_RECORD,
     NEXT_AT_DRAFT,
@@ -27,22 +36,22 @@ from ctxcache.core import (
     OLDEST_RECORD,
     OWNER,
     PARTIAL_SLOT,
-    PLACE,
     PREVIOUS_AT_DRAFT,
     PREVIOUS_AT_ENDPOINT,
-    QUEUE_SIZE,
     RECURRENT,
     RECURRENT_SLOT,
     ROOT_RECORD,
+    SETTLED,
+    SWEPT,
     USED,
     Core,
     Int32s,
     Int64s,
+    Words,
 )
 from ctxcache.jit import njit_in_place, njit_part
 
-_CLOCK_LIMIT = 2**31 - 1
-_RECORD_MASK = 2**32 - 1
+_SWEEP = 4
 
 
 @njit_part
@@ -55,17 +64,18 @@ def new_record(core: Core, endpoint: int) -> int:
     state[LAST_SERIAL] += 1
     core.serial[made] = state[LAST_SERIAL]
     core.record[ENDPOINT, made] = endpoint
-    _renumber_when_due(core)
-    _link_newest(state, core.record, made)
+    _sweep(core)
+    _link_newest(core, made)
     _join_endpoint(core, made, endpoint)
     return int(made)
 
 
 @njit_part
-def drop_record(state: Int64s, record: Int32s, serial: Int64s, gone: int) -> None:
-    """Take a record out of the LRU order and give its place back. It must have left its endpoint and heaps before."""
-    _unlink(state, record, gone)
-    serial[gone] = 0
+def drop_record(core: Core, gone: int) -> None:
+    """Take a record out of the LRU order and give its row back. It must have left its endpoint before, and be ripe no more."""
+    state, record = core.state, core.record
+    _unlink(core, gone)
+    core.serial[gone] = 0
     record[ENDPOINT, gone] = -1
     record[NEWER, gone] = state[FREE_RECORD]
     state[FREE_RECORD] = gone
@@ -75,14 +85,12 @@ def drop_record(state: Int64s, record: Int32s, serial: Int64s, gone: int) -> Non
 @njit_in_place
 def touch(core: Core, used: int) -> None:
     """Make a record the most recently used."""
-    _renumber_when_due(core)
-    _unlink(core.state, core.record, used)
-    _link_newest(core.state, core.record, used)
-    for kind in range(core.queue.shape[0]):
-        place = core.record[PLACE + kind, used]
-        if place >= 0:
-            core.queue[kind, place] = entry_of(core.record, used)
-            _sink(core.queue[kind], core.record[PLACE + kind], place, core.state[QUEUE_SIZE + kind])
+    _sweep(core)  # first: nothing may move into the gap while the marks are still there
+    leaf, before = core.state[FIRST_LEAF], core.record[USED, used]
+    _unlink(core, used)
+    _link_newest(core, used)
+    for kind in range(core.ripe.shape[0]):
+        _move_mark(core.ripe[kind], leaf, before, core.record[USED, used])
 
 
 @njit_part
@@ -173,92 +181,35 @@ def is_ripe(core: Core, kind: int, record: int) -> bool:
 
 @njit_part
 def refresh(core: Core, kind: int, record: int) -> None:
-    """Enter a record in the heap of its kind, or take it out, as it is ripe or not now."""
-    queued = core.record[PLACE + kind, record] >= 0
-    if is_ripe(core, kind, record) == queued:
+    """Mark a record as ripe for its kind, or not, as it is now."""
+    ripe, leaf, place = core.ripe[kind], core.state[FIRST_LEAF], core.record[USED, record]
+    marked = holds(ripe, leaf, place)
+    if is_ripe(core, kind, record) == marked:
         return
-    if queued:
-        leave_queue(core.state, core.queue, core.record, kind, record)
-        return
-    size = core.state[QUEUE_SIZE + kind]
-    core.state[QUEUE_SIZE + kind] = size + 1
-    core.queue[kind, size] = entry_of(core.record, record)
-    _rise(core.queue[kind], core.record[PLACE + kind], size)
-
-
-@njit_in_place
-def oldest_ripe(state: Int64s, queue: Int64s, kind: int) -> int:
-    """Return the heap entry of the least recently used ripe record; entries compare by last use. -1: there is none."""
-    return int(queue[kind, 0]) if state[QUEUE_SIZE + kind] > 0 else -1
-
-
-@njit_in_place
-def record_of(entry: int) -> int:
-    """Return the record of a heap entry."""
-    return entry & _RECORD_MASK
-
-
-@njit_part
-def leave_queue(state: Int64s, queue: Int64s, record: Int32s, kind: int, gone: int) -> None:
-    """Take a record out of the heap of a kind, if it is there."""
-    places, heap = record[PLACE + kind], queue[kind]
-    place = places[gone]
-    if place < 0:
-        return
-    places[gone] = -1
-    size = state[QUEUE_SIZE + kind] - 1
-    state[QUEUE_SIZE + kind] = size
-    if place == size:
-        return
-    heap[place] = heap[size]
-    if place > 0 and heap[place] < heap[(place - 1) // 4]:
-        _rise(heap, places, place)
+    if marked:
+        discard(ripe, leaf, place)
     else:
-        _sink(heap, places, place, size)
+        add(ripe, leaf, place)
 
 
 @njit_part
-def entry_of(record: Int32s, entered: int) -> int:
-    """Return the heap entry of a record: an older use compares as smaller."""
-    return (int(record[USED, entered]) << 32) | entered
+def forget_ripe(core: Core, gone: int) -> None:
+    """Let a record be ripe for no kind."""
+    leaf, place = core.state[FIRST_LEAF], core.record[USED, gone]
+    for kind in range(core.ripe.shape[0]):
+        if holds(core.ripe[kind], leaf, place):
+            discard(core.ripe[kind], leaf, place)
+
+
+@njit_in_place
+def oldest_ripe(core: Core, kind: int) -> int:
+    """Return the place in the line of the least recently used ripe record. -1: there is none."""
+    return least(core.ripe[kind], core.state[FIRST_LEAF])
 
 
 @njit_part
-def _rise(heap: Int64s, places: Int32s, place: int) -> None:
-    entry = heap[place]
-    while place > 0:
-        above = (place - 1) // 4
-        if heap[above] < entry:
-            break
-        heap[place] = heap[above]
-        places[heap[place] & _RECORD_MASK] = place
-        place = above
-    heap[place] = entry
-    places[entry & _RECORD_MASK] = place
-
-
-@njit_part
-def _sink(heap: Int64s, places: Int32s, place: int, size: int) -> None:
-    entry = heap[place]
-    while True:
-        first = 4 * place + 1
-        if first >= size:
-            break
-        below = first
-        for other in range(first + 1, min(first + 4, size)):
-            if heap[other] < heap[below]:
-                below = other
-        if heap[below] > entry:
-            break
-        heap[place] = heap[below]
-        places[heap[place] & _RECORD_MASK] = place
-        place = below
-    heap[place] = entry
-    places[entry & _RECORD_MASK] = place
-
-
-@njit_part
-def _link_newest(state: Int64s, record: Int32s, used: int) -> None:
+def _link_newest(core: Core, used: int) -> None:
+    state, record = core.state, core.record
     last = state[NEWEST_RECORD]
     record[OLDER, used] = last
     record[NEWER, used] = -1
@@ -267,12 +218,14 @@ def _link_newest(state: Int64s, record: Int32s, used: int) -> None:
     else:
         state[OLDEST_RECORD] = used
     state[NEWEST_RECORD] = used
-    state[CLOCK] += 1
-    record[USED, used] = state[CLOCK]
+    core.line[state[LINE_END]] = used
+    record[USED, used] = state[LINE_END]
+    state[LINE_END] += 1
 
 
 @njit_part
-def _unlink(state: Int64s, record: Int32s, gone: int) -> None:
+def _unlink(core: Core, gone: int) -> None:
+    state, record = core.state, core.record
     older, newer = record[OLDER, gone], record[NEWER, gone]
     if older >= 0:
         record[NEWER, older] = newer
@@ -282,21 +235,36 @@ def _unlink(state: Int64s, record: Int32s, gone: int) -> None:
         record[OLDER, newer] = older
     else:
         state[NEWEST_RECORD] = older
+    core.line[record[USED, gone]] = -1
 
 
 @njit_part
-def _renumber_when_due(core: Core) -> None:
-    """Count uses from 1 again before the clock overflows its 31 bits: once in two thousand million uses."""
-    if core.state[CLOCK] < _CLOCK_LIMIT:
-        return
-    clock = 0
-    at = core.state[OLDEST_RECORD]
-    while at >= 0:
-        clock += 1
-        core.record[USED, at] = clock
-        at = core.record[NEWER, at]
-    core.state[CLOCK] = clock
-    for kind in range(core.queue.shape[0]):
-        # The order is the same, so each heap keeps its shape.
-        for place in range(core.state[QUEUE_SIZE + kind]):
-            core.queue[kind, place] = entry_of(core.record, core.queue[kind, place] & _RECORD_MASK)
+def _sweep(core: Core) -> None:
+    """Go on moving records down into the gaps of the line."""
+    state, line, leaf = core.state, core.line, core.state[FIRST_LEAF]
+    at, settled = state[SWEPT], state[SETTLED]
+    for _ in range(_SWEEP):
+        if at == state[LINE_END]:
+            state[LINE_END] = settled
+            at, settled = 0, 0
+            if state[LINE_END] == 0:
+                break
+        moved = line[at]
+        if moved >= 0:
+            if settled < at:
+                line[at] = -1
+                line[settled] = moved
+                core.record[USED, moved] = settled
+                for kind in range(core.ripe.shape[0]):
+                    _move_mark(core.ripe[kind], leaf, at, settled)
+            settled += 1
+        at += 1
+    state[SWEPT] = at
+    state[SETTLED] = settled
+
+
+@njit_part
+def _move_mark(ripe: Words, leaf: int, before: int, after: int) -> None:
+    if holds(ripe, leaf, before):
+        discard(ripe, leaf, before)
+        add(ripe, leaf, after)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from manager_support import Runtime, keys_of, run_of
 
-from ctxcache.core import CLOCK
 from ctxcache.errors import ContractError
 from ctxcache.ids import PublishStatus
 
@@ -221,18 +220,23 @@ def test_records_are_views_that_know_when_they_are_gone():
     assert successor != record
 
 
-def test_order_survives_the_clock():
-    """When the 31-bit clock of uses runs out, uses are numbered anew and the order, of eviction too, is the same."""
+@pytest.mark.parametrize("used", ["B", "AB", "ABCD", "DCBA", "ABACABAD"])
+def test_order_survives_any_number_of_uses(used):
+    """Uses fill the line of uses over and over; the order, of eviction too, is that of the last uses all the while."""
     runtime = Runtime(8)
     for letter in "ABCD":
         runtime.run(run_of(letter, 4), base_extra_tokens=0)
-    runtime.manager._state[CLOCK] = 2**31 - 1
-    before = runtime.paths()
-    runtime.release(runtime.begin(run_of("B", 5)))
-    assert runtime.paths() == [before[0], before[2], before[3], before[1]]
-    assert runtime.manager._state[CLOCK] == 5
+    paths = dict(zip("ABCD", runtime.paths(), strict=True))
+    order = list("ABCD")
+    for _ in range(len(runtime.manager._core.line)):
+        for letter in used:
+            runtime.release(runtime.begin(run_of(letter, 5)))
+            order.remove(letter)
+            order.append(letter)
+            assert runtime.paths() == [paths[each] for each in order]
+    runtime.manager.check_invariants()
     runtime.begin(run_of("X", 22))
-    assert [runtime.start(run_of(letter, 5)) for letter in "ABCD"] == [0, 4, 0, 4]
+    assert {letter for letter in "ABCD" if runtime.start(run_of(letter, 5))} == set(order[2:])
 
 
 def test_counters_balance_and_never_fall():

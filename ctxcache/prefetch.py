@@ -1,0 +1,61 @@
+"""Asking for memory ahead of its use: evicting one record after the other meets every cache line of each for the first time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from ctxcache.core import ENDPOINT, LINE_END, Core
+from ctxcache.index import home_of
+from ctxcache.jit import njit_in_place
+
+_INT = ir.IntType(32)
+_READ, _KEEP, _DATA = _INT(0), _INT(3), _INT(1)
+
+_ROWS_AHEAD, _BLOCKS_AHEAD, _SLOTS_AHEAD = 12, 8, 4
+"""Places of the line. Each step reads what the one before it has asked for four evictions earlier."""
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _fetch(_context: Any, array: Any, index: Any) -> Any:
+    """Ask for the cache line at the beginning of `array[..., index]` (`index` of the axis that is not contiguous)."""
+    axis = 1 if array.layout == "F" else 0
+
+    def generate(target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        parts = target.make_array(array)(target, builder, arguments[0])
+        stride = builder.extract_value(parts.strides, axis)
+        offset = builder.mul(target.cast(builder, arguments[1], index, types.intp), stride)
+        address = builder.add(builder.ptrtoint(parts.data, offset.type), offset)
+        pointer = builder.inttoptr(address, cgutils.voidptr_t)
+        kind = ir.FunctionType(ir.VoidType(), (cgutils.voidptr_t, _INT, _INT, _INT))
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(prefetch, (pointer, _READ, _KEEP, _DATA))
+        return target.get_dummy_value()
+
+    return types.none(array, index), generate
+
+
+@njit_in_place
+def fetch_behind(core: Core, place: int) -> None:
+    """Ask for what eviction will meet of the records that follow a place of the line."""
+    end, line = core.state[LINE_END], core.line
+    ahead = place + _ROWS_AHEAD
+    if ahead < end and line[ahead] >= 0:
+        _fetch(core.record, line[ahead])
+        _fetch(core.serial, line[ahead])
+    ahead = place + _BLOCKS_AHEAD
+    if ahead < end and line[ahead] >= 0:
+        block = core.record[ENDPOINT, line[ahead]]
+        if block >= 0:
+            _fetch(core.key, block)
+            _fetch(core.node, block)
+            _fetch(core.resource, block)
+    ahead = place + _SLOTS_AHEAD
+    if ahead < end and line[ahead] >= 0:
+        block = core.record[ENDPOINT, line[ahead]]
+        if block >= 0:
+            _fetch(core.slot, home_of(core.key[block, 1], core.slot.size - 1))
