@@ -49,9 +49,7 @@ def as_keys(keys: NDArray[np.uint64], num_blocks: int) -> NDArray[np.uint64]:
         raise ContractError(f"keys is {_said(keys)}; pass uint64[b, 2] as hash_full_blocks returns it")
     if keys.shape[0] < num_blocks:
         raise ContractError(f"keys has {keys.shape[0]} rows; {num_blocks} are needed, one for each full block")
-    if keys.flags.c_contiguous and keys.flags.writeable and keys.flags.aligned:
-        return keys
-    return np.array(keys[:num_blocks], order="C")
+    return keys if _is_plain(keys) else np.array(keys[:num_blocks], order="C")
 
 
 def as_rows(name: str, values: NDArray[np.int32], size: int | None = None) -> NDArray[np.int32]:
@@ -60,9 +58,17 @@ def as_rows(name: str, values: NDArray[np.int32], size: int | None = None) -> ND
         raise ContractError(f"{name} is {_said(values)}; pass int32[n]")
     if size is not None and values.size != size:
         raise ContractError(f"{name} has {values.size} entries for {size} leases; pass one for each")
-    if values.flags.c_contiguous and values.flags.writeable and values.flags.aligned:
-        return values
-    return np.array(values, order="C")
+    return as_plain(values)
+
+
+def as_plain(values: NDArray[Any]) -> NDArray[Any]:
+    """Return a contiguous, writable array, itself if it can be: every other layout is another type to compiled code."""
+    return values if _is_plain(values) else np.array(values, order="C")
+
+
+def _is_plain(values: NDArray[Any]) -> bool:
+    flags = values.flags
+    return flags.c_contiguous and flags.writeable and flags.aligned
 
 
 def check_exact_keys(exact_keys: Iterable[HybridCheckpointKey]) -> tuple[HybridCheckpointKey, ...]:

@@ -12,6 +12,7 @@ from ctxcache.admission import DecodingKvHeadroom
 from ctxcache.batch import Batch
 from ctxcache.boundaries import SnapshotSlots, snapshot_jobs
 from ctxcache.config import ContextCacheConfig, DeploymentConfig
+from ctxcache.core import Flags
 from ctxcache.device.ops import DeviceOps, SnapshotJobs, StreamSynchronizer
 from ctxcache.device.page_table import KVPageTable
 from ctxcache.device.resources import ContextCachePhysicalResources, check_resources
@@ -21,6 +22,7 @@ from ctxcache.errors import ContractError, DeploymentError
 from ctxcache.ids import RECURRENT_KINDS
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.intake import Int32s
+from ctxcache.jit import njit_in_place
 from ctxcache.metrics import CoordinatorCounters
 from ctxcache.outcomes import CacheRequestLease, LeaseGrowth, PageGrowth, PageIds
 from ctxcache.request import DeviceLink
@@ -34,12 +36,14 @@ class PageTargets:
         pages: base and draft page targets, `int32[n]` each, as `grow_leases` takes them; the draft's is `None` where the
             mode has no draft pages. 0 where a row is too short.
         fit: whether the sequence's row is long enough, `bool[n]`.
+        all_fit: whether every row is.
         capacity: tokens that the base pages then cover, `int32[n]`.
         draft_capacity: tokens that the draft pages then cover, `int32[n]`; `capacity` where there are none.
     """
 
     pages: tuple[Int32s, Int32s | None]
     fit: NDArray[np.bool_]
+    all_fit: bool
     capacity: Int32s
     draft_capacity: Int32s
 
@@ -122,25 +126,25 @@ class DeviceBinding:
 
     def page_targets(self, batch: Batch, headroom: DecodingKvHeadroom) -> PageTargets:
         """Say what each sequence must hold so that the next step may write `headroom` beyond the committed tokens."""
-        base = self._pages_for(batch.committed, headroom.base_extra_tokens)
-        fit = base <= self.row_pages
-        draft_targets = None
-        capacity = draft_capacity = self._covered(base, self.row_pages)
-        if batch.rules.paired:
-            draft = self._pages_for(batch.committed, headroom.draft_extra_tokens)
-            fit &= draft <= self.draft_row_pages
-            draft_targets = np.where(fit, draft, 0).astype(np.int32)
-            draft_capacity = self._covered(draft, self.draft_row_pages)
-        base_targets = np.where(fit & (self.num_base_pages > 0), base, 0).astype(np.int32)
-        return PageTargets((base_targets, draft_targets), fit, capacity, draft_capacity)
-
-    def _covered(self, pages: NDArray[np.int64], row_pages: int) -> Int32s:
-        covered: Int32s = (np.minimum(pages, row_pages) * self._tokens_per_page).astype(np.int32)
-        return covered
-
-    def _pages_for(self, committed: Int32s, extra_tokens: int) -> NDArray[np.int64]:
-        pages: NDArray[np.int64] = -(-(committed.astype(np.int64) + extra_tokens) // self._tokens_per_page)
-        return pages
+        size, paired = batch.size, batch.rules.paired
+        base, capacity, fit = np.empty(size, np.int32), np.empty(size, np.int32), np.empty(size, np.bool_)
+        draft = np.empty(size if paired else 0, np.int32)
+        draft_capacity = np.empty(size, np.int32) if paired else capacity
+        all_fit = _aim(
+            batch.committed,
+            self._tokens_per_page,
+            headroom.base_extra_tokens,
+            headroom.draft_extra_tokens,
+            self.row_pages,
+            self.draft_row_pages,
+            self.num_base_pages > 0,
+            base,
+            draft,
+            capacity,
+            draft_capacity,
+            fit,
+        )
+        return PageTargets((base, draft if paired else None), fit, all_fit, capacity, draft_capacity)
 
     def _resources(self) -> list[Any]:
         resources = self.link.resources
@@ -205,3 +209,36 @@ def _set_rows(table: KVPageTable, rows: list[PageIds]) -> None:
 def _extend_rows(table: KVPageTable | None, growth: PageGrowth) -> None:
     if table is not None and growth.indices.size:
         table.extend_rows(growth.indices, growth.first_page_indices, growth.page_counts, growth.page_ids)
+
+
+@njit_in_place
+def _aim(
+    committed: Int32s,
+    tokens_per_page: int,
+    base_extra: int,
+    draft_extra: int,
+    row_pages: int,
+    draft_row_pages: int,
+    has_pages: bool,  # noqa: FBT001 - compiled code takes no keywords
+    base: Int32s,
+    draft: Int32s,
+    capacity: Int32s,
+    draft_capacity: Int32s,
+    fit: Flags,
+) -> bool:
+    """Fill what `PageTargets` holds, whether all rows are long enough being the answer; `draft` is empty where unpaired."""
+    all_fit = True
+    paired = draft.size > 0
+    for slot in range(committed.size):
+        pages = -(-(committed[slot] + base_extra) // tokens_per_page)
+        fits = pages <= row_pages
+        capacity[slot] = min(pages, row_pages) * tokens_per_page
+        if paired:
+            draft_pages = -(-(committed[slot] + draft_extra) // tokens_per_page)
+            fits &= draft_pages <= draft_row_pages
+            draft_capacity[slot] = min(draft_pages, draft_row_pages) * tokens_per_page
+            draft[slot] = draft_pages if fits else 0
+        base[slot] = pages if fits and has_pages else 0
+        fit[slot] = fits
+        all_fit &= fits
+    return all_fit

@@ -221,7 +221,7 @@ class ContextCacheCoordinator(HybridMtpOperations):
             extra = read_headroom(headroom, default_headroom(self._deployment, batch.execution_mode))
             targets = self._binding.page_targets(batch, extra)
             with self._custody.committing(live):
-                growth = self._manager.grow_leases(batch.lease_rows, *targets.pages) if targets.fit.all() else None
+                growth = self._manager.grow_leases(batch.lease_rows, *targets.pages) if targets.all_fit else None
                 if growth is not None:
                     self._binding.extend_rows(growth)
                     batch.reserve_tokens(targets.capacity, targets.draft_capacity)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxcache.arguments import as_plain
 from ctxcache.config import HASH_KEY_BYTES
 from ctxcache.errors import ContractError
 from ctxcache.identity import AdapterKey, BlockKeyExtras, MediaSpanKey
@@ -123,7 +124,7 @@ class KeyHasher:
 
     def start(self, extras: BlockKeyExtras = _NO_EXTRAS) -> SequenceKeys:
         """Begin a sequence with this identity. `ContractError` where a field of `extras` has another type."""
-        root = self._unlabelled if extras is _NO_EXTRAS else self._root_digest(extras)
+        root = self._unlabelled if extras is _NO_EXTRAS or extras == _NO_EXTRAS else self._root_digest(extras)
         return SequenceKeys(self, root)
 
     def _root_digest(self, extras: BlockKeyExtras) -> Words:
@@ -154,6 +155,11 @@ class SequenceKeys:
     def full_block_keys(self) -> Words:
         """`uint64[num_hashed_blocks, 2]`, a view to read only; it stays as it is when the sequence is extended."""
         return self._keys[: self.num_hashed_blocks]
+
+    @property
+    def unlabelled(self) -> bool:
+        """Whether the sequence has no extras, so that its keys say its content alone."""
+        return self._root is self._hasher._unlabelled  # noqa: SLF001 - the two classes are one thing
 
     def extend(self, tokens: NDArray[np.int32], media: Words | None) -> None:
         """Hash the full blocks of `tokens`, `int32[n]`, that are not hashed yet. `media` is `uint64[n, 2]` or `None`."""
@@ -274,9 +280,7 @@ def as_media_array(media: MediaHashes | None, num_tokens: int) -> Words | None:
             raise ContractError(
                 f"media digests are {media.dtype}{list(media.shape)}; pass uint64[n, 2], one (hi, lo) a token"
             )
-        digests = np.asarray(media)
-        if not (digests.flags.c_contiguous and digests.flags.aligned):
-            digests = digests.copy(order="C")
+        digests = as_plain(np.asarray(media))
     else:
         digests = _media_from_values(media)
     if len(digests) != num_tokens:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.hashing import KeyHasher
+from ctxcache.hashing import KeyHasher, SequenceKeys
 from ctxcache.identity import BlockKeyExtras
 
 _BEGINNINGS = 1024
@@ -25,9 +25,21 @@ class IdentityMemory:
         self._tokens_per_page = tokens_per_page
         self._seen: OrderedDict[bytes, list[BlockKeyExtras]] = OrderedDict()
 
-    def note(self, tokens: NDArray[np.int32], media: NDArray[np.uint64] | None, extras: BlockKeyExtras) -> None:
-        """Remember that a sequence which begins like this was published under `extras`."""
-        content = self._content(tokens, media)
+    def note(
+        self,
+        keys: SequenceKeys,
+        tokens: NDArray[np.int32],
+        media: NDArray[np.uint64] | None,
+        extras: BlockKeyExtras,
+    ) -> None:
+        """Remember that a sequence which begins like this was published under `extras`; `keys` are its own.
+
+        Without extras its first key is already that of its content alone.
+        """
+        if keys.unlabelled and keys.num_hashed_blocks:
+            content: bytes | None = keys.full_block_keys[0].tobytes()
+        else:
+            content = self._content(tokens, media)
         if content is None:
             return
         identities = self._seen.setdefault(content, [])

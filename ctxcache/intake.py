@@ -19,10 +19,13 @@ from ctxcache.admission import (
     ContextCacheSequenceAdvance,
     DecodingKvHeadroom,
 )
+from ctxcache.arguments import as_plain
+from ctxcache.core import Flags
 from ctxcache.errors import ContractError
 from ctxcache.hashing import as_media_array, as_token_array, check_extras
 from ctxcache.identity import BlockKeyExtras
 from ctxcache.ids import ContextCacheCommitPolicy, ContextCacheExecutionMode, ContextCacheLookupPolicy
+from ctxcache.jit import njit_in_place
 from ctxcache.modes import CommonLengths
 
 Int32s = NDArray[np.int32]
@@ -131,11 +134,11 @@ def _read_advance(slot: int, advance: ContextCacheSequenceAdvance) -> Int32s:
 
 
 def _read_batch_advance(advance: ContextCacheBatchAdvance, batch_size: int) -> Advances:
-    tokens = np.asarray(advance.accepted_token_ids)
+    tokens = as_plain(np.asarray(advance.accepted_token_ids))
     if tokens.ndim != 2 or tokens.shape[0] != batch_size or tokens.dtype != np.int32:
         raise ContractError(f"accepted_token_ids is {tokens.dtype}{list(tokens.shape)}; pass int32[{batch_size}, k]")
     counts = read_lengths("accepted_token_counts", advance.accepted_token_counts, batch_size)
-    if counts.min() < 0 or counts.max() > tokens.shape[1]:
+    if not _all_within(counts, tokens.shape[1] + 1):
         raise ContractError(
             f"accepted_token_counts holds {counts.min()} .. {counts.max()}; the rows have 0 .. {tokens.shape[1]} tokens"
         )
@@ -144,12 +147,12 @@ def _read_batch_advance(advance: ContextCacheBatchAdvance, batch_size: int) -> A
 
 
 def read_lengths(name: str, values: Any, batch_size: int) -> Int32s:
-    """Check one integer a sequence; an int32 array is returned as it is."""
+    """Check one integer a sequence; a plain int32 array is returned as it is."""
     if not (isinstance(values, np.ndarray) and values.dtype == np.int32 and values.ndim == 1):
         values = _integers(name, values)
     if len(values) != batch_size:
         raise ContractError(f"{name} has {len(values)} entries for {batch_size} sequences; give one a sequence")
-    checked: Int32s = values
+    checked: Int32s = as_plain(values)
     return checked
 
 
@@ -170,12 +173,12 @@ def read_slots(name: str, slots: Any, batch_size: int) -> Int32s:
     """Check a run of unique slots of the batch."""
     if isinstance(slots, tuple) and not slots:
         return _NO_SLOTS
-    checked = _integers(name, slots)
-    if checked.size and (checked.min() < 0 or checked.max() >= batch_size):
+    checked: Int32s = as_plain(_integers(name, slots))
+    if not _all_within(checked, batch_size):
         raise ContractError(
             f"{name} holds slots {checked.min()} .. {checked.max()}; the batch has 0 .. {batch_size - 1}"
         )
-    if np.unique(checked).size != checked.size:
+    if _has_repeats(checked, np.zeros(batch_size, np.bool_)):
         raise ContractError(f"{name} is {checked.tolist()}; name every slot once")
     return checked
 
@@ -247,3 +250,21 @@ def _require_sequence(name: str, values: Any) -> Sequence[Any]:
 
 _NO_SLOTS: Int32s = np.empty(0, np.int32)
 _NO_SLOTS.flags.writeable = False
+
+
+@njit_in_place
+def _all_within(values: Int32s, end: int) -> bool:
+    """Whether all values lie in `[0, end)`."""
+    for value in values:  # noqa: SIM110 - compiled code has no generators
+        if value < 0 or value >= end:
+            return False
+    return True
+
+
+@njit_in_place
+def _has_repeats(slots: Int32s, seen: Flags) -> bool:
+    for slot in slots:
+        if seen[slot]:
+            return True
+        seen[slot] = True
+    return False

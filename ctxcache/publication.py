@@ -70,7 +70,8 @@ class PublicationPolicy:
 
     def _note_identity(self, batch: Batch, slot: int, status: PublishStatus) -> None:
         if status is PublishStatus.PUBLISHED:
-            self._identities.note(batch.tokens[slot, : batch.num_tokens[slot]], batch.media[slot], batch.extras[slot])
+            tokens = batch.tokens[slot, : batch.num_tokens[slot]]
+            self._identities.note(batch.keys[slot], tokens, batch.media[slot], batch.extras[slot])
 
 
 class FullBlockPublication(PublicationPolicy):

@@ -190,8 +190,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a step is prepared one token short",
         "binding.py",
-        "committed.astype(np.int64) + extra_tokens)",
-        "committed.astype(np.int64) + extra_tokens - 1)",
+        "(committed[slot] + base_extra)",
+        "(committed[slot] + base_extra - 1)",
     ),
     Mutant(
         "rows are trusted after a failed drain",
@@ -240,7 +240,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the identity is left out of the keys",
         "hashing.py",
-        "root = self._unlabelled if extras is _NO_EXTRAS else self._root_digest(extras)",
+        "root = self._unlabelled if extras is _NO_EXTRAS or extras == _NO_EXTRAS else self._root_digest(extras)",
         "root = self._unlabelled",
     ),
     Mutant(
