@@ -84,6 +84,7 @@ try:
         ReusePlan,
     )
     from ctxcache.session import CoordinatorSession
+    from ctxcache.warm import WarmupReport, warmup
 except ImportError as cause:
     # Numba is absent, or refuses its NumPy. `ctxcache doctor` must still run, to say so.
     _CAUSE = cause
@@ -167,10 +168,12 @@ __all__ = [
     "SpecReplayMode",
     "StagedHybridPublication",
     "StreamSynchronizer",
+    "WarmupReport",
     "hash_exact_prefix",
     "hash_full_blocks",
     "hash_opaque_identity",
     "partial_kv_bytes_per_slot",
     "recurrent_bytes_per_slot",
     "validate_context_cache_deployment",
+    "warmup",
 ]

@@ -12,12 +12,32 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numba
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_DISPATCHERS: list[Any] = []
+
+
+class MachineCode(NamedTuple):
+    """How many functions, each once for every kind of arguments, have machine code in this process.
+
+    Attributes:
+        compiled: compiled here.
+        loaded: read from the cache on disk.
+    """
+
+    compiled: int
+    loaded: int
+
+
+def machine_code() -> MachineCode:
+    """Count the package's functions that have machine code by now."""
+    loaded = sum(sum(dispatcher.stats.cache_hits.values()) for dispatcher in _DISPATCHERS)
+    return MachineCode(sum(len(dispatcher.overloads) for dispatcher in _DISPATCHERS) - loaded, loaded)
 
 
 @cache
@@ -64,6 +84,7 @@ def njit_part(function: _Function) -> _Function:
 
 
 def _cached(function: _Function, dispatcher: Any) -> _Function:
+    _DISPATCHERS.append(dispatcher)
     with suppress(RuntimeError):  # numba: no writable place for the cache
         dispatcher._cache = _PackageCache(function)  # noqa: SLF001 - what numba's enable_caching() assigns
     return cast("_Function", dispatcher)

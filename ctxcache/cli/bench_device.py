@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ctxcache.cli.bench_clock import Clock, Timing
+from ctxcache.cli.bench_report import Verdicts
 from ctxcache.cli.bench_rivals import MemcpyRival, compaction_copies, copies_of, indexing_rivals
 from ctxcache.cli.doctor import version_of
 from ctxcache.cli.driver import look_for_driver
@@ -74,23 +75,12 @@ class Row:
     gigabytes_per_second: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A bound, what was measured, and whether it is met. Ratios are of device times unless the claim says otherwise."""
-
-    claim: str
-    bound: str
-    measured: str
-    met: bool
-
-
-class Report:
+class Report(Verdicts):
     """Rows and verdicts as they come in; every row is printed at once."""
 
     def __init__(self, show: Callable[[str], object]) -> None:
+        super().__init__(show)
         self.rows: list[Row] = []
-        self.verdicts: list[Verdict] = []
-        self._show = show
 
     def row(self, work: str, way: str, timing: Timing, num_bytes: int = 0) -> Timing:
         """Take a measurement; `num_bytes` are read and written."""
@@ -101,11 +91,6 @@ class Report:
         times = f"device {row.device_us:9.1f} us   host {row.host_us:8.1f} us   wall {row.wall_us:9.1f} us"
         self._show(f"{work:<28} {way:<34} {times} {speed}")
         return timing
-
-    def verdict(self, claim: str, bound: str, measured: str, *, met: bool) -> None:
-        """Take a verdict."""
-        self.verdicts.append(Verdict(claim, bound, measured, met))
-        self._show(f"  {'met' if met else 'NOT MET':<8} {claim}: {measured} (bound {bound})")
 
 
 def environment() -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,19 @@ def diagram(chosen: Format, view: View, output: Path | None) -> None:
         sys.stdout.write(content)
     else:
         sys.stdout.buffer.write(content)
+
+
+def warm_up(*, as_json: bool) -> None:
+    """Compile everything, and say how long it took."""
+    from ctxcache.warm import warmup  # noqa: PLC0415 - the diagram does without Numba
+
+    report = warmup()
+    if as_json:
+        write_json(asdict(report))
+        return
+    sys.stdout.write(
+        f"{report.compiled} functions compiled, {report.loaded} loaded from the cache on disk, {report.seconds:.1f} s\n"
+    )
 
 
 def listed_points(kinds: Sequence[ContextCacheDeploymentKind]) -> dict[str, list[dict[str, Any]]]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ctxcache import __version__
 from ctxcache.cli import commands
+from ctxcache.cli.host_table import DEFAULT, WORKS
 from ctxcache.cli.report import report
 from ctxcache.errors import ContextCacheError, ContractError
 from ctxcache.fsm import FORMATS, VIEWS
@@ -72,6 +73,9 @@ def _dispatch(arguments: Sequence[str] | None) -> int:
         return DONE if run_simulation(options.seed, options.steps, as_json=options.json) else FAILED
     if command == "bench":
         return _bench(options)
+    if command == "warmup":
+        commands.warm_up(as_json=options.json)
+        return DONE
     return FAILED if report(as_json=options.json) else DONE
 
 
@@ -125,10 +129,21 @@ def _add_trials(subparsers: Any) -> None:
 
 
 def _bench(options: argparse.Namespace) -> int:
+    if options.part == "host":
+        return _bench_host(options)
     from ctxcache.cli.bench_device import print_report  # noqa: PLC0415 - asks for a CUDA target, which may be absent
 
     sizes = (options.repeats, options.layers, options.batch, options.state_kib, options.conv_kib)
     return DONE if print_report(sizes, as_json=options.json) else FAILED
+
+
+def _bench_host(options: argparse.Namespace) -> int:
+    from ctxcache.cli.bench_host import print_report  # noqa: PLC0415 - the other commands do without
+    from ctxcache.cli.host_work import QUICK, Sizes  # noqa: PLC0415
+
+    sizes = QUICK if options.quick else Sizes(repeats=options.repeats)
+    met = print_report(options.only or DEFAULT, sizes, as_json=options.json, plot=options.plot)
+    return DONE if met else FAILED
 
 
 def _add_bench(subparsers: Any) -> None:
@@ -146,6 +161,24 @@ def _add_bench(subparsers: Any) -> None:
     device.add_argument("--state-kib", type=_positive, default=1024, help="state of a sequence and layer; default 1024")
     device.add_argument("--conv-kib", type=_positive, default=96, help="convolution state of one; default 96")
     device.add_argument("--json", action="store_true", help="print JSON")
+    host = parts.add_parser(
+        "host",
+        help="the host's work, on no device",
+        description="Keys, lookups, insertions, evictions, decode steps and start-up, at block sizes 16 and 128: medians, "
+        "spread, and a verdict for each bound. Takes a minute. Exit status 1 where a bound is not met. "
+        "scripts/bench-peers in the repository runs it beside other engines.",
+    )
+    host.add_argument(
+        "--only",
+        action="append",
+        choices=tuple(WORKS),
+        metavar="WORK",
+        help=f"may be repeated: {', '.join(WORKS)}; default: all but compile",
+    )
+    host.add_argument("--repeats", type=_positive, default=100, help="of each work, decode steps apart; default 100")
+    host.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything runs")
+    host.add_argument("--plot", metavar="FILE", type=Path, help="draw cost against cache size as SVG; a minute more")
+    host.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _positive(text: str) -> int:
@@ -189,6 +222,13 @@ def _parser() -> argparse.ArgumentParser:
         description="Look at everything that the library stands on, and say how to mend what is missing or wrong.",
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
+    warm_up = subparsers.add_parser(
+        "warmup",
+        help="compile everything, for the processes that come",
+        description="Compile all code of the host and keep it on disk, where a folder for it can be written: for an image "
+        "that is built, or a machine that is set up. Takes half a minute the first time.",
+    )
+    warm_up.add_argument("--json", action="store_true", help="print JSON")
     _add_bench(subparsers)
     return parser
 
