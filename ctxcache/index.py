@@ -149,11 +149,17 @@ def find_deepest(key: Words, slot: Int32s, keys: Words, num_blocks: int) -> tupl
 @njit_part
 def write_path(node: Int32s, deepest: int, path: Int32s) -> bool:
     """Fill `path` with the blocks that end at `deepest`; `False` when that block is not so deep as `path` is long."""
-    at = deepest
-    for i in range(path.size - 1, -1, -1):
+    at, i = deepest, path.size - 1
+    while i >= 0:
         if at < 0:
             return False
         path[i] = at
+        i -= 1
+        # Pages that were taken together mostly follow each other: the next one need not wait for this one's load.
+        while i >= 0 and at > 0 and node[PARENT, at] == at - 1:
+            at -= 1
+            path[i] = at
+            i -= 1
         at = node[PARENT, at]
     return at < 0
 

@@ -3,7 +3,8 @@
 What is hashed is fixed by `hashing`; here is how it is hashed fast. The digests of eight blocks do not depend on each
 other, so they run side by side in the lanes of `lanes`. The chain over digests is serial, but only its two absorbed
 words a block are: each prefix's finalisation starts from a copy of the running state, and eight of them run side by
-side again. Every result is the standard SipHash of a plain message, as the tests' plain-Python twin recomputes.
+side again. While eight blocks are digested, the eight before them are chained. Every result is the standard SipHash of a
+plain message, as the tests' plain-Python twin recomputes.
 
 Words are little-endian, as on every machine that Numba compiles for.
 """
@@ -28,6 +29,8 @@ _DIGEST_BYTES = 16
 _TOKEN_BYTES = 4
 _POSITION_BYTES = 24  # of a media block's message: tag, then token and zero, or the two words of a digest
 _TAIL_MESSAGE_BYTES = 40
+
+_DIGEST_ROWS, _PREFIX_ROWS = 2, 5
 
 _LENGTH_SHIFT = np.uint64(56)  # SipHash keeps the message's length, modulo 256, in the last byte of its last word
 _LENGTH_MASK = np.uint64(0xFF)
@@ -97,18 +100,44 @@ def hash_blocks(
         running: `uint64[4]`, state of the chain; moves on to `end_block`.
         keys: `uint64[>= end_block, 2]`; rows `[first_block, end_block)` are written.
     """
-    digests = np.empty((2, NUM_LANES), dtype=np.uint64)
-    prefixes = np.empty((5, NUM_LANES), dtype=np.uint64)
-    for block in range(first_block, end_block, NUM_LANES):
-        num_blocks = min(NUM_LANES, end_block - block)
-        _digest_blocks(
-            tokens, media, block * tokens_per_page, tokens_per_page, num_blocks, text_initial, media_initial, digests
+    digests = np.empty((2 * _DIGEST_ROWS, NUM_LANES), dtype=np.uint64)
+    prefixes = np.empty((2 * _PREFIX_ROWS, NUM_LANES), dtype=np.uint64)
+    num_groups = (end_block - first_block + NUM_LANES - 1) // NUM_LANES
+    # Group by group, three at a time at different stages: while one is digested the one before is chained (two streams of
+    # instructions that do not wait for each other), and the one before that is finished.
+    for group in range(num_groups + 2):
+        block = first_block + group * NUM_LANES
+        num_chained = 0
+        if 0 < group <= num_groups:
+            num_chained = min(NUM_LANES, end_block - (block - NUM_LANES))
+        num_digested = 0
+        if group < num_groups:
+            num_digested = min(NUM_LANES, end_block - block)
+        _digest_and_chain(
+            tokens,
+            block * tokens_per_page,
+            tokens_per_page,
+            num_digested,
+            text_initial,
+            digests,
+            group % 2,
+            running,
+            block - NUM_LANES,
+            num_chained,
+            prefixes,
         )
-        _chain_digests(running, digests, block, num_blocks, prefixes)
-        _finish_prefixes(prefixes, digests)
-        for lane in range(num_blocks):
-            keys[block + lane, 0] = digests[0, lane]
-            keys[block + lane, 1] = digests[1, lane]
+        if media.size > 0:
+            row = (group % 2) * _DIGEST_ROWS
+            _digest_media_blocks(
+                tokens, media, block * tokens_per_page, tokens_per_page, num_digested, media_initial, digests, row
+            )
+        if group >= 2:
+            row = (group % 2) * _PREFIX_ROWS
+            done = block - 2 * NUM_LANES
+            _finish_prefixes(prefixes, row)
+            for lane in range(min(NUM_LANES, end_block - done)):
+                keys[done + lane, 0] = prefixes[row, lane]
+                keys[done + lane, 1] = prefixes[row + 1, lane]
 
 
 @njit
@@ -127,8 +156,10 @@ def hash_tail(
 
     `parent`, `uint64[2]`, is that block's key (the root where there is none); the other arguments are `hash_blocks`'.
     """
-    digests = np.empty((2, NUM_LANES), dtype=np.uint64)
-    _digest_blocks(tokens, media, start, length - start, 1, text_initial, media_initial, digests)
+    digests = np.empty((_DIGEST_ROWS, NUM_LANES), dtype=np.uint64)
+    _digest_and_chain(tokens, start, length - start, 1, text_initial, digests, 0, tail_initial, 0, 0, digests)
+    if media.size > 0:
+        _digest_media_blocks(tokens, media, start, length - start, 1, media_initial, digests, 0)
     v0, v1, v2, v3 = _words(tail_initial)
     v0, v1, v2, v3 = _absorb(v0, v1, v2, v3, parent[0])
     v0, v1, v2, v3 = _absorb(v0, v1, v2, v3, parent[1])
@@ -139,52 +170,84 @@ def hash_tail(
 
 
 @njit_part
-def _digest_blocks(
-    tokens: NDArray[np.int32],
-    media: Words,
-    start: int,
-    tokens_per_block: int,
-    num_blocks: int,
-    text_initial: Words,
-    media_initial: Words,
-    digests: Words,
-) -> None:
-    """Write the digests of up to `NUM_LANES` adjacent blocks, the first at token `start`, to `digests[2, lane]`."""
-    _digest_text_blocks(tokens, start, tokens_per_block, num_blocks, text_initial, digests)
-    if media.size == 0:
-        return
-    for lane in range(num_blocks):
-        first = start + lane * tokens_per_block
-        if media[first : first + tokens_per_block].any():
-            _digest_media_block(tokens, media, first, tokens_per_block, media_initial, digests[:, lane])
-
-
-@njit_part
-def _digest_text_blocks(
+def _digest_and_chain(
     tokens: NDArray[np.int32],
     start: int,
     tokens_per_block: int,
     num_blocks: int,
     initial: Words,
     digests: Words,
+    half: int,
+    running: Words,
+    first_chained: int,
+    num_chained: int,
+    prefixes: Words,
 ) -> None:
-    num_words = tokens_per_block // 2
-    last_words = digests[0]  # until the digests themselves are written there
+    """Digest up to `NUM_LANES` adjacent blocks, the first at token `start`, while the digests of those before are chained.
+
+    Args:
+        tokens: as for `hash_blocks`.
+        start: first token of the first block.
+        tokens_per_block: tokens of each.
+        num_blocks: how many; 0 for none.
+        initial: state of digests of text.
+        digests: two halves of two rows; the digests go into half `half`, those to be chained are in the other.
+        half: 0 or 1.
+        running: state of the chain; moves on by what is chained.
+        first_chained: number of the first block that is chained.
+        num_chained: how many; 0 for none.
+        prefixes: two halves of five rows; the chain's state behind each block, and its prefix's last word, go into the other.
+    """
+    num_words = tokens_per_block // 2 if num_blocks > 0 else 0
+    row, before, kept = half * _DIGEST_ROWS, (1 - half) * _DIGEST_ROWS, (1 - half) * _PREFIX_ROWS
     for lane in range(num_blocks):
-        last_words[lane] = _length_word(tokens_per_block * _TOKEN_BYTES)
+        word = _length_word(tokens_per_block * _TOKEN_BYTES)
         if tokens_per_block % 2:
-            last_words[lane] |= np.uint64(tokens[start + (lane + 1) * tokens_per_block - 1]) & _LOW_HALF
+            word |= np.uint64(tokens[start + (lane + 1) * tokens_per_block - 1]) & _LOW_HALF
+        digests[row, lane] = word  # the last one; until the digests themselves are written there
 
     v0, v1, v2, v3 = broadcast(initial[0]), broadcast(initial[1]), broadcast(initial[2]), broadcast(initial[3])
+    c0, c1, c2, c3 = _words(running)
     address = np.uint64(tokens.ctypes.data) + np.uint64(start * _TOKEN_BYTES)
     stride = np.uint64(tokens_per_block * _TOKEN_BYTES)
     limit = np.uint64((num_blocks - 1) * tokens_per_block * _TOKEN_BYTES)  # lanes past the end repeat the last block
-    for index in range(num_words):
-        words = load_strided(address + np.uint64(index * _WORD_BYTES), stride, limit)
-        v0, v1, v2, v3 = _absorb(v0, v1, v2, v3, words)
-    low, high = _finish(v0, v1, v2, v3, load(np.uint64(last_words.ctypes.data)))
-    store(np.uint64(digests.ctypes.data), low)
-    store(np.uint64(digests.ctypes.data) + np.uint64(NUM_LANES * _WORD_BYTES), high)
+    for index in range(max(num_words, num_chained)):
+        if index < num_words:
+            words = load_strided(address + np.uint64(index * _WORD_BYTES), stride, limit)
+            v0, v1, v2, v3 = _absorb(v0, v1, v2, v3, words)
+        if index < num_chained:
+            c0, c1, c2, c3 = _absorb(c0, c1, c2, c3, digests[before, index])
+            c0, c1, c2, c3 = _absorb(c0, c1, c2, c3, digests[before + 1, index])
+            prefixes[kept, index], prefixes[kept + 1, index] = c0, c1
+            prefixes[kept + 2, index], prefixes[kept + 3, index] = c2, c3
+            prefixes[kept + 4, index] = _length_word(
+                (first_chained + index + 2) * _DIGEST_BYTES
+            )  # the root is in it too
+    if num_chained > 0:
+        running[0], running[1], running[2], running[3] = c0, c1, c2, c3
+    if num_blocks > 0:
+        digest = np.uint64(digests.ctypes.data) + np.uint64(row * NUM_LANES * _WORD_BYTES)
+        low, high = _finish(v0, v1, v2, v3, load(digest))
+        store(digest, low)
+        store(digest + np.uint64(NUM_LANES * _WORD_BYTES), high)
+
+
+@njit_part
+def _digest_media_blocks(
+    tokens: NDArray[np.int32],
+    media: Words,
+    start: int,
+    tokens_per_block: int,
+    num_blocks: int,
+    initial: Words,
+    digests: Words,
+    row: int,
+) -> None:
+    """Digest anew those of the blocks of `_digest_and_chain` that have media."""
+    for lane in range(num_blocks):
+        first = start + lane * tokens_per_block
+        if media[first : first + tokens_per_block].any():
+            _digest_media_block(tokens, media, first, tokens_per_block, initial, digests[row : row + 2, lane])
 
 
 @njit_part
@@ -208,20 +271,10 @@ def _digest_media_block(
 
 
 @njit_part
-def _chain_digests(running: Words, digests: Words, first_block: int, num_blocks: int, prefixes: Words) -> None:
-    """Absorb the digests in order; keep the state after each, and its prefix's last word, in `prefixes[5, lane]`."""
-    v0, v1, v2, v3 = _words(running)
-    for lane in range(num_blocks):
-        v0, v1, v2, v3 = _absorb(v0, v1, v2, v3, digests[0, lane])
-        v0, v1, v2, v3 = _absorb(v0, v1, v2, v3, digests[1, lane])
-        prefixes[0, lane], prefixes[1, lane], prefixes[2, lane], prefixes[3, lane] = v0, v1, v2, v3
-        prefixes[4, lane] = _length_word((first_block + lane + 2) * _DIGEST_BYTES)  # the root is in it too
-    running[0], running[1], running[2], running[3] = v0, v1, v2, v3
-
-
-@njit_part
-def _finish_prefixes(prefixes: Words, keys: Words) -> None:
-    address, row = np.uint64(prefixes.ctypes.data), np.uint64(NUM_LANES * _WORD_BYTES)
+def _finish_prefixes(prefixes: Words, first_row: int) -> None:
+    """Turn the states of `NUM_LANES` prefixes, five rows, into their digests: the first two rows."""
+    row = np.uint64(NUM_LANES * _WORD_BYTES)
+    address = np.uint64(prefixes.ctypes.data) + np.uint64(first_row) * row
     low, high = _finish(
         load(address),
         load(address + row),
@@ -229,8 +282,8 @@ def _finish_prefixes(prefixes: Words, keys: Words) -> None:
         load(address + np.uint64(3) * row),
         load(address + np.uint64(4) * row),
     )
-    store(np.uint64(keys.ctypes.data), low)
-    store(np.uint64(keys.ctypes.data) + row, high)
+    store(address, low)
+    store(address + row, high)
 
 
 @njit_part
