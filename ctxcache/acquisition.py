@@ -70,7 +70,7 @@ class Acquirer:
     ) -> bool:
         """Acquire every sequence in order; `False` when one does not fit, and then none is held.
 
-        What raises leaves `acquisition` with what is held, for `release`.
+        Whatever raises in here leaves none held either.
         """
         started = time.perf_counter_ns()
         try:
@@ -82,6 +82,11 @@ class Acquirer:
                     return False
                 acquisition.sequences.append(AcquiredSequence(intake, keys, result.plan, result.lease))
                 acquisition.forced_cold += result.forced_cold
+        except BaseException:
+            # An interrupt may fall between a lease and its note here. One request runs at a time, and this one is none yet:
+            # whatever lease is out is a part of it.
+            self._manager.release_all()
+            raise
         finally:
             self._counters.planning_nanoseconds += time.perf_counter_ns() - started
         return True

@@ -137,19 +137,25 @@ class Custody:
             self.quarantined = None
 
     def reap(self) -> None:
-        """Look after a request that nobody can finish any more: its handle is gone, or its release was interrupted."""
+        """Look after a request that nobody can finish any more.
+
+        Its handle is gone, or an interrupt stopped its release, or the telling of its failed drain.
+        """
         request = self.active
         if request is None:
             return
-        if request.state is State.RELEASED:
+        state = request.state
+        if state is State.RELEASED:
             self.release(request)
+        elif state is State.POISONED:
+            self._quarantine(request, RuntimeError("a drain failed, and an interrupt stopped the telling of its cause"))
         elif request.orphaned:
             self._link.announce("abandon")
             self.abandon(request)
 
     def drop(self, request: Request) -> None:
         """Hear from a garbage-collected handle. Never waits for another operation, and lets nothing escape."""
-        request.orphaned = True
+        request.dropped = True
         if not self._lock.acquire(blocking=False):
             return  # the running operation, or the next admission, looks after it
         try:

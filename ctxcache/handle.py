@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+import weakref
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -112,6 +113,7 @@ class RequestHandle:
     def __init__(self, coordinator: ContextCacheCoordinator, request: Request) -> None:
         self._coordinator = coordinator
         self._request = request
+        request.handle = weakref.ref(self)
 
     @property
     def valid(self) -> bool:

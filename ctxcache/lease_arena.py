@@ -90,6 +90,13 @@ class LeaseArena:
         if not self.lease_is_released(lease):
             release_lease(self._core, self.arrays, lease.row)
 
+    def live_leases(self) -> list[CacheRequestLease]:
+        """Return a handle for every lease that is out, by row."""
+        fields = self.arrays.lease
+        return [
+            CacheRequestLease(self, row, int(fields[GENERATION, row])) for row in np.flatnonzero(fields[LIVE]).tolist()
+        ]
+
     def row_of(self, lease: CacheRequestLease) -> int:
         """Return the row of a live lease of this manager; `ContractError` for any other object."""
         if not isinstance(lease, CacheRequestLease) or lease.owner is not self:

@@ -249,6 +249,11 @@ class ContextCacheManager:
         """Return every hold of the lease. See `CacheManager.release`."""
         self._arena.release(lease)
 
+    def release_all(self) -> None:
+        """Release every lease that is out, those too whose handle an interrupt kept from its caller."""
+        for lease in self._arena.live_leases():
+            self.release(lease)
+
     def grow(self, lease: CacheRequestLease, base_pages: int = 0, draft_pages: int = 0) -> bool:
         """Append private pages, whole or not at all. See `CacheManager.grow`."""
         return self._arena.grow(lease, base_pages, draft_pages)

@@ -6,6 +6,7 @@ the transition has happened.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +110,8 @@ class Request:
         boundary: what the next boundary hook copies, or `None`.
         sums: what the page sanitizer's hooks sum, or `None`.
         discards_unpublished: set once a device failure made staged and frozen state worthless.
-        orphaned: the handle is gone; the coordinator abandons the request at the next chance.
+        dropped: the handle's finaliser has told that it is gone.
+        handle: the caller's handle, weakly; `None` before there is one.
     """
 
     __slots__ = (
@@ -120,8 +122,9 @@ class Request:
         "captures",
         "compaction",
         "discards_unpublished",
+        "dropped",
+        "handle",
         "link",
-        "orphaned",
         "publication",
         "restores",
         "sums",
@@ -138,7 +141,8 @@ class Request:
         self.boundary: BoundaryCopy | None = None
         self.sums: PageSums | None = None
         self.discards_unpublished = False
-        self.orphaned = False
+        self.dropped = False
+        self.handle: weakref.ref[Any] | None = None
 
     @property
     def state(self) -> State:
@@ -159,6 +163,14 @@ class Request:
     def held(self) -> bool:
         """Whether a caller's handle still stands for this request."""
         return self.state not in (State.POISONED, State.RELEASED)
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether the handle is gone: the coordinator abandons the request at the next chance.
+
+        An interrupt can keep a finaliser from telling. So the handle itself is asked too.
+        """
+        return self.dropped or (self.handle is not None and self.handle() is None)
 
     # The guards
 
