@@ -17,7 +17,7 @@ _SIZES = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
 _QUICK_SIZES = (600, 1_200)
 _SEED = 7
 
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 420, 64, 190, 54, 54
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 780, 420, 64, 210, 54, 54
 _GRID = 5
 _COLOURS = ("#0969da", "#1a7f37", "#bc4c00")
 
@@ -48,7 +48,7 @@ def measure_curves(sizes: Sizes, show: Callable[[str], object]) -> list[Curve]:
     tokens, leaves = sizes.request_tokens, sizes.leaves
     curves = [
         Curve(name, [], [])
-        for name in (f"{tokens}-token request that evicts", f"full hit of {tokens} tokens", f"evict {leaves} leaves")
+        for name in (f"{tokens} tokens that evict", f"full hit of {tokens} tokens", f"evict {leaves} leaves")
     ]
     for blocks in points:
         each = _median_costs(blocks, sizes)
