@@ -95,7 +95,7 @@ def test_publications_of_strangers_and_under_other_keys_are_named() -> None:
         (None, "no running sequence"),
         (([2] * 8, extras), "keys of other tokens"),
     ):
-        answers[:] = [answer if answer is None else (answer[0], runtime_extras())]
+        answers[:] = [answer if answer is None else (answer[0], runtime_extras(), None)]
         runtime.begin([PROMPT])
         runtime.prefill()
         runtime.finish()

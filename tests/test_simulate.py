@@ -91,7 +91,7 @@ def test_every_action_of_the_shortest_run_is_needed(monkeypatch: pytest.MonkeyPa
     prefill = ("prefill", ((), True, False), 7)
     actions = [
         ("explain", (1, 2), 1),
-        ("begin", (prompt, None, 0, False, False), 2),
+        ("begin", (prompt, None, (), False, False), 2),
         ("misuse", 3, 3),
         prefill,
         ("abandon", None, 5),
@@ -190,7 +190,7 @@ def test_simpler_actions_take_the_place_of_others() -> None:
     assert list(simplifications(("fault", ("*", "raise_before", 3, True, False), 7))) == [
         ("fault", ("*", "raise_before", 1, True, False), 7)
     ]
-    assert [action[1][0] for action in simplifications(("begin", (prompts, None, 0, False, False), 7))] == [
+    assert [action[1][0] for action in simplifications(("begin", (prompts, None, (), False, False), 7))] == [
         ((1, 2),),
         ((2,),),
     ]
@@ -199,7 +199,7 @@ def test_simpler_actions_take_the_place_of_others() -> None:
     ]
     for simple in (
         ("fault", ("*", "raise_before", 1, True, False), 7),
-        ("begin", (((1,),), None, 0, False, False), 7),
+        ("begin", (((1,),), None, (), False, False), 7),
         ("decode", ((), (1,), (0,), True, 4), 7),
         ("finish", None, 7),
     ):

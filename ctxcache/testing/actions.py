@@ -20,6 +20,8 @@ from ctxcache.fsm import State
 from ctxcache.ids import ContextCacheExecutionMode as Mode
 from ctxcache.testing.fake_runtime import FakeRuntime
 from ctxcache.testing.faults import Fault, FaultMode, FaultPlan, InjectedFaultError
+from ctxcache.testing.identities import ADAPTER, MEDIA, NOBODY, TENANT
+from ctxcache.testing.probes import probe_active
 from ctxcache.testing.scripts import InjectedInterrupt
 
 Action: TypeAlias = tuple[str, Any, int]
@@ -51,12 +53,12 @@ def _in(*states: State | None) -> Callable[[FakeRuntime], bool]:
 
 
 def _begin(runtime: FakeRuntime, argument: Any) -> None:
-    prompts, mode, identity, bypass, prefill_only = argument
+    prompts, mode, identities, bypass, prefill_only = argument
     runtime.spoil_states()
     runtime.begin(
         [list(prompt) for prompt in prompts],
         mode=None if mode is None else Mode(mode),
-        identity=identity,
+        identities=identities,
         bypass=bypass,
         prefill_only=prefill_only,
     )
@@ -97,6 +99,8 @@ def _fault(runtime: FakeRuntime, argument: Any) -> None:
 
 def _misuse(runtime: FakeRuntime, argument: Any) -> None:
     """Say something wrong; it must be refused."""
+    if runtime.handle is not None and runtime.handle.valid:
+        probe_active(runtime)
     advances = [ContextCacheSequenceAdvance([1], 10_000)] * max(1, len(runtime.running))
     calls: tuple[Callable[[], Any], ...] = (
         lambda: runtime.coordinator.finalize_prefill_publication(runtime.request, advances),
@@ -202,7 +206,8 @@ def _draw_begin(rng: random.Random, runtime: FakeRuntime) -> Any:
     if rng.random() < 0.15:
         prompts = prompts[:1] * len(prompts)
     mode = Mode.VANILLA.value if rng.random() < 0.15 else None
-    return prompts, mode, int(rng.random() < 0.15), rng.random() < 0.07, rng.random() < 0.15
+    identities = tuple(rng.choice((TENANT, ADAPTER, MEDIA)) if rng.random() < 0.15 else NOBODY for _ in prompts)
+    return prompts, mode, identities, rng.random() < 0.07, rng.random() < 0.15
 
 
 def _draw_prefill(rng: random.Random, runtime: FakeRuntime) -> Any:

@@ -84,6 +84,10 @@ class DeferredDeviceOps:
         """Decide by another source from now on."""
         self._rng = rng
 
+    def lose_waiting(self) -> None:
+        """Let what has not run yet never run, as on a device that failed. It is not proven complete by that."""
+        self._queue.clear()
+
     def enqueue(self, work: Callable[[], None], *, uses: Iterable[Use] = ()) -> None:
         """Enqueue the runtime's own work, a model's step for example.
 

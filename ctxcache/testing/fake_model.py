@@ -28,6 +28,7 @@ class Span:
         start, stop: positions that are computed and written.
         junk_stop: positions from `stop` up to here are overwritten with garbage, as rejected draft tokens do.
         length: what the device length of the slot must be before; it is `stop` afterwards.
+        row: the pages that the device row of the slot must name, in order, and no more.
     """
 
     valid: int
@@ -35,6 +36,7 @@ class Span:
     stop: int
     junk_stop: int
     length: int
+    row: tuple[int, ...]
 
 
 class PagedModel:
@@ -65,6 +67,8 @@ class PagedModel:
         if needed > pages.size or (row < 0).any() or (value_row != row + self._cache.num_pages).any():
             self._say(f"{what}: the device row of slot {slot} is {pages.tolist()} and lacks one of {needed} pages")
             return
+        if tuple(pages[pages >= 0].tolist()) != span.row or (values[len(span.row) :] >= 0).any():
+            self._say(f"{what}: the device row of slot {slot} is {pages.tolist()} and must be {span.row}")
         positions = np.arange(needed * self._page)
         pages_of, offsets = row[positions // self._page], positions % self._page
         valid, written = slice(span.valid), slice(span.start, max(span.junk_stop, span.stop))
@@ -82,6 +86,11 @@ class PagedModel:
                     )
                 content = np.concatenate((expected[span.start : span.stop], junk))
                 words[half, pages_of[written], offsets[written]] = content
+
+    def check_idle_rows(self, batch: int, what: str) -> None:
+        """Check that no row behind the batch names a page: kernels of a fixed batch read those too."""
+        if self._table is not None and (np.asarray(self._table.kernel_view)[batch:] >= 0).any():
+            self._say(f"{what}: a device row behind a batch of {batch} still names pages")
 
     def _say(self, violation: str) -> None:
         self._report.append(violation)

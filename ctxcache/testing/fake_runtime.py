@@ -22,7 +22,7 @@ from ctxcache.admission import (
 from ctxcache.coordinator import ContextCacheCoordinator
 from ctxcache.device.numpy_ops import NumpyDeviceOps
 from ctxcache.handle import RequestHandle
-from ctxcache.identity import BlockKeyExtras, hash_opaque_identity
+from ctxcache.identity import BlockKeyExtras
 from ctxcache.ids import ContextCacheCommitPolicy, ContextCacheLookupPolicy, ResourceType
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
@@ -41,9 +41,11 @@ from ctxcache.testing.deployments import (
 )
 from ctxcache.testing.fake_model import HiddenModel, PagedModel, RecurrentModel, Span
 from ctxcache.testing.faults import OUTSIDE, FaultInjector, FaultPlan
+from ctxcache.testing.identities import Media, extras_of, media_behind, media_of
 from ctxcache.testing.key_oracle import KeyOracle
 from ctxcache.testing.ledger import OwnershipLedger
 from ctxcache.testing.oracle import Part, Transcript
+from ctxcache.testing.probes import probe_poisoned
 
 _MODEL_ROW, _RESTORED_ROW = 0, 1
 """Rows of the hidden states: where the model leaves its own, and where a restored one goes."""
@@ -67,7 +69,7 @@ class Running:
 
     Attributes:
         lease: its hold on pages, to be read.
-        extras: its identity.
+        media: digests of its prompt's positions, `None` for text.
         transcript: its tokens.
         reused: what the prefill did not compute.
         committed: tokens whose state is materialised, or will be once the stream has run.
@@ -77,7 +79,7 @@ class Running:
     """
 
     lease: CacheRequestLease
-    extras: BlockKeyExtras
+    media: Media
     transcript: Transcript
     reused: int
     committed: int
@@ -140,6 +142,7 @@ class FakeRuntime:
         self.history: deque[tuple[int, ...]] = deque(maxlen=_REMEMBERED)
         self._mapping = host.allocate((self.sizes.max_batch,), "int32")
         self._next_running: list[Running] = []
+        self._num_poisonings = 0
         self._hidden = make_hidden_states(self.deployment, host)
         base, draft = self.resources.base_cache, self.resources.draft_cache
         self._base = PagedModel(base, self.resources.base_page_table, (Part.KEY, Part.VALUE), self.violations)
@@ -175,31 +178,38 @@ class FakeRuntime:
         prompts: Sequence[Sequence[int]],
         *,
         mode: Mode | None = None,
-        identity: int = 0,
+        identities: Sequence[int] = (),
         bypass: bool = False,
         prefill_only: bool = False,
         headroom: DecodingKvHeadroom | None = None,
     ) -> list[int]:
-        """Admit prompts; returns where prefill starts."""
+        """Admit prompts, each of its own identity where those are given; returns where prefill starts."""
         chosen = self.native_mode if mode is None else mode
-        extras = BlockKeyExtras(isolation_digest=hash_opaque_identity(str(identity)) if identity else None)
+        owners = [*identities, *(0 for _ in prompts)][: len(prompts)]
+        media = [media_of(owner, len(prompt)) for owner, prompt in zip(owners, prompts, strict=True)]
         policies = ContextCacheCommitPolicy
         admission = ContextCacheBatchAdmission(
-            [ContextCacheSequenceAdmission(prompt, extras) for prompt in prompts],
+            [
+                ContextCacheSequenceAdmission(prompt, extras_of(owner), digests)
+                for prompt, owner, digests in zip(prompts, owners, media, strict=True)
+            ],
             chosen,
             ContextCacheLookupPolicy.BYPASS if bypass else ContextCacheLookupPolicy.USE_CACHE,
             policies.PREFILL_STATE_ONLY if prefill_only else policies.INCLUDING_GENERATED_TOKENS,
         )
+        explained = self.coordinator.explain(admission)[0].reused_tokens
         result = self.coordinator.begin_request(admission, None, headroom=headroom)
         if result.admission is None:
             raise RequestEnded(f"begin_request: {result.status.name}")
+        if result.admission.prefill_starts[0] not in (explained, 0):  # 0: only a cold retry fitted
+            self.violations.append(f"explain said {explained}, reused are {result.admission.prefill_starts[0]}")
         self.handle = result.admission.request
         self.mode = chosen
         self.model_failed = self.device_failed = False
         self.running = [
-            Running(state.lease, extras, Transcript(prompt, identity), start, start, 0, start, start)
-            for prompt, start, state in zip(
-                prompts, result.admission.prefill_starts, self.handle.inspect().sequences, strict=True
+            Running(state.lease, digests, Transcript(prompt, owner), start, start, 0, start, start)
+            for prompt, owner, digests, start, state in zip(
+                prompts, owners, media, result.admission.prefill_starts, self.handle.inspect().sequences, strict=True
             )
         ]
         return result.admission.prefill_starts
@@ -260,8 +270,12 @@ class FakeRuntime:
                 self._compute_draft(slot, running, running.common, running.common, "draft initialisation")
 
     def grow(self, headroom: DecodingKvHeadroom | None = None) -> None:
-        """Prepare a decode step."""
-        self._must(self.coordinator.prepare_decode_step(self.request, headroom=headroom))
+        """Prepare a decode step, which must come out as was foretold."""
+        foretold = bool(self.coordinator.can_prepare_decode_step(self.request, headroom=headroom).all())
+        status = self.coordinator.prepare_decode_step(self.request, headroom=headroom)
+        if foretold is (status is Status.REQUEST_FAILED):
+            self.violations.append(f"a step that {'could' if foretold else 'could not'} be prepared gave {status.name}")
+        self._must(status)
 
     def roomy_headroom(self, more_tokens: int) -> DecodingKvHeadroom:
         """Return the mode's own headroom and so many tokens more, of every kind of page that it has."""
@@ -351,13 +365,20 @@ class FakeRuntime:
     def settle(self) -> bool:
         """Do what is to be done after anything went wrong; returns whether the coordinator admits again.
 
-        Abandons what is left, and after a failed drain shuts down and recovers. May raise what the coordinator raises.
+        Abandons what is left, and after a failed drain shuts down and recovers; every other such device has lost the work
+        that had not run. May raise what the coordinator raises.
         """
         self.running = []
         if self.handle is not None and self.handle.valid:
             self.coordinator.abandon(self.handle)
-        if self.coordinator.poisoned and self.coordinator.shutdown() is Status.OK:
-            self.coordinator.recover()
+        if self.coordinator.poisoned:
+            probe_poisoned(self)
+            self._num_poisonings += 1
+            if self._num_poisonings % 2:
+                self.deferred.lose_waiting()
+            if self.coordinator.shutdown() is Status.OK:
+                probe_poisoned(self)
+                self.coordinator.recover()
         return not self.coordinator.poisoned
 
     def spoil_states(self) -> None:
@@ -368,11 +389,15 @@ class FakeRuntime:
 
     def _compute(self, slot: int, running: Running, stop: int, what: str, *, junk_stop: int = 0) -> None:
         start, transcript = running.committed, running.transcript
-        span = Span(valid=start, start=start, stop=stop, junk_stop=max(stop, junk_stop), length=start)
+        row = tuple(running.lease.base_pages.tolist())
+        span = Span(valid=start, start=start, stop=stop, junk_stop=max(stop, junk_stop), length=start, row=row)
         running.committed = stop
+
+        batch = len(self.running)
 
         def work() -> None:
             self._base.run(slot, transcript, span, what)
+            self._base.check_idle_rows(batch, what)
             self._recurrent.run(slot, transcript, start, stop, what)
 
         self.deferred.enqueue(work, uses=self._uses(running.lease, ResourceType.BASE_KV_PAGE, span, what))
@@ -384,7 +409,8 @@ class FakeRuntime:
         if model is None or stop < running.draft_valid:
             return
         start = running.draft_valid
-        span = Span(valid=start, start=start, stop=stop, junk_stop=max(stop, junk_stop), length=running.draft_length)
+        row, junk_stop = tuple(running.lease.draft_pages.tolist()), max(stop, junk_stop)
+        span = Span(valid=start, start=start, stop=stop, junk_stop=junk_stop, length=running.draft_length, row=row)
         running.draft_valid = running.draft_length = stop
         uses = self._uses(running.lease, ResourceType.DRAFT_KV_PAGE, span, what)
         self.deferred.enqueue(lambda: model.run(slot, transcript, span, what), uses=uses)
@@ -409,10 +435,13 @@ class FakeRuntime:
         writes = span.junk_stop > span.start
         return [Use(resource, page, writes and first <= index < last, what) for index, page in enumerate(pages[:last])]
 
-    def _identity_of(self, lease: CacheRequestLease) -> tuple[list[int], BlockKeyExtras] | None:
+    def _identity_of(self, lease: CacheRequestLease) -> tuple[list[int], BlockKeyExtras, Media] | None:
         """Return whose tokens a lease holds."""
         running = next((running for running in self.running if running.lease is lease), None)
-        return None if running is None else (running.transcript.tokens, running.extras)
+        if running is None:
+            return None
+        said = running.transcript
+        return said.tokens, extras_of(said.identity), media_behind(running.media, len(said))
 
     def _sample(self, running: Running) -> int:
         """Return the token that follows: a function of all that came before, from a tiny vocabulary."""

@@ -12,9 +12,10 @@ from ctxcache.hashing import hash_exact_prefix, hash_full_blocks
 from ctxcache.identity import BlockKeyExtras
 from ctxcache.outcomes import CacheRequestLease, HybridCheckpointKey
 from ctxcache.testing.deployments import HASH_KEY
+from ctxcache.testing.identities import Media
 from ctxcache.testing.taps import tap
 
-Identity: TypeAlias = tuple[list[int], BlockKeyExtras]
+Identity: TypeAlias = tuple[list[int], BlockKeyExtras, Media]
 
 
 class KeyOracle:
@@ -27,7 +28,7 @@ class KeyOracle:
 
         Args:
             manager: of a deployment of `ctxcache.testing.deployments`.
-            identity_of: says the tokens of a running lease, and its extras; `None` for a lease that does not run.
+            identity_of: says the tokens of a running lease, its extras and its media; `None` for a lease that does not run.
             report: violations are added here.
         """
         self._tokens_per_page = int(manager.tokens_per_page)
@@ -41,9 +42,10 @@ class KeyOracle:
         if identity is None:
             self._report.append("a publication by a lease of no running sequence")
             return
-        tokens, extras = identity
+        tokens, extras, media = identity
         blocks = tokens[: length // self._tokens_per_page * self._tokens_per_page]
-        expected = hash_full_blocks(blocks, self._tokens_per_page, extras, key=HASH_KEY)
+        shown = None if media is None else media[: len(blocks)]
+        expected = hash_full_blocks(blocks, self._tokens_per_page, extras, shown, key=HASH_KEY)
         if not np.array_equal(keys[: len(expected)], expected):
             self._report.append(f"blocks of {blocks} were published under the keys of other tokens")
 
@@ -55,5 +57,7 @@ class KeyOracle:
         if identity is None:
             return
         tokens, extras = identity[0][: checkpoint.exact_length], identity[1]
-        if checkpoint.exact_prefix_digest != hash_exact_prefix(tokens, self._tokens_per_page, extras, key=HASH_KEY):
+        media = None if identity[2] is None else identity[2][: checkpoint.exact_length]
+        expected = hash_exact_prefix(tokens, self._tokens_per_page, extras, media, key=HASH_KEY)
+        if checkpoint.exact_prefix_digest != expected:
             self._report.append(f"a checkpoint of {tokens} was published under another key")

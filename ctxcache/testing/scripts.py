@@ -15,6 +15,7 @@ from ctxcache.errors import ContextCacheError, DeviceError, InvariantError
 from ctxcache.ids import ContextCacheExecutionMode as Mode
 from ctxcache.testing.fake_runtime import FakeRuntime, RequestEnded, WaitFailed
 from ctxcache.testing.faults import InjectedFaultError
+from ctxcache.testing.probes import probe_active
 
 SHORT = [1, 2, 0, 1, 2, 0]
 LONG = [1, 2, 0, 1, 2, 2, 0, 1, 1, 0, 2]
@@ -35,6 +36,7 @@ def whole_life(runtime: FakeRuntime) -> None:
     """Three sequences: prefill, steps, a capture at a sequence's end, compaction, more steps, finish in mid-step."""
     runtime.spoil_states()
     runtime.begin([SHORT, LONG, OTHER])
+    probe_active(runtime)
     runtime.prefill(ENDPOINTS)
     runtime.decode([], accepted=[2, 1, 3], lags=[1, 0])
     runtime.decode([0, 1], accepted=[1, 3])

@@ -1,6 +1,6 @@
 """Plant one fault after another, and ask the sweep and the simulation whether they see it.
 
-    python -m mutation              all of them; exit status 1 when more than two are missed
+    python -m mutation              all of them; exit status 1 when one is missed that has no excuse
     python -m mutation --only TEXT  those whose name has TEXT in it
     python -m mutation --list       their names
 
@@ -30,7 +30,7 @@ from mutation.catalogue import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "ctxcache"
-MOST_MISSED = 2
+MOST_MISSED = 1
 SEEDS = (1, 2, 3)
 STEPS = 4000
 CHILD_SECONDS = 900
