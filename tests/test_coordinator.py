@@ -751,7 +751,7 @@ def test_a_dropped_coordinator_lets_go_of_its_resources() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # a worker of xdist has a thread more
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # a worker of xdist has a thread more
 def test_finalisers_of_a_forked_child_do_nothing() -> None:
     """A child that drops the handle neither drains nor warns."""
     h = small()
