@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from ctxcache import AttentionLayerConfig, ContractError, EngineConfig, HybridCacheManager, LayerType, NumpyDeviceOps
 from ctxcache.device.numba_ops import NumbaDeviceOps
-from ctxcache.device.sums import allocate_sums, fold
+from ctxcache.device.sums import FIRST_FACTOR, SECOND_FACTOR, SUM_LANES, allocate_sums, fold
 
 A = LayerType.ATTENTION
 
@@ -103,3 +105,51 @@ def test_wrong_pages_and_small_arrays_are_refused(ops: Any) -> None:
     ops.sum_pages(cache, np.empty(0, np.int32), sums, None)
     ops.synchronize(None, None)
     assert not ops.to_host(sums).any()
+
+
+_BOTH = (NumpyDeviceOps(), NumbaDeviceOps())
+
+
+def by_definition(halves: tuple[bytes, ...]) -> np.ndarray:
+    """The sum as it is defined, in whole numbers: `int64[SUM_LANES, 2]`."""
+    sums = np.zeros((SUM_LANES, 2), np.uint64)
+    padded = [half + bytes(-len(half) % 16) for half in halves]
+    for column, factor in enumerate((FIRST_FACTOR, SECOND_FACTOR)):
+        for lane in range(min(SUM_LANES, len(padded[0]) // 16)):
+            total = 0
+            for half in padded:
+                for at in range(16 * lane, len(half), 16 * SUM_LANES):
+                    for word in (half[at : at + 8], half[at + 8 : at + 16]):
+                        total = (total * factor + int.from_bytes(word, "little")) % 2**64
+            sums[lane, column] = total
+    return sums.view(np.int64)
+
+
+@given(st.integers(1, 5000), st.integers(0, 17), st.integers(1, 3), st.integers(0, 2**32 - 1))
+@example(num_bytes=16 * 4 * SUM_LANES, offset=0, pages=2, seed=1)
+@example(num_bytes=16 * 4 * SUM_LANES + 1, offset=0, pages=1, seed=1)
+@example(num_bytes=16 * 4 * SUM_LANES - 1, offset=16, pages=1, seed=1)
+@example(num_bytes=16 * 3 * SUM_LANES + 8, offset=1, pages=1, seed=1)
+@settings(max_examples=30, deadline=None)
+def test_sums_of_pages_of_any_size_at_any_address(num_bytes: int, offset: int, pages: int, seed: int) -> None:
+    """Kernel, NumPy and definition agree on borrowed pools: odd sizes, single bytes, addresses of no alignment."""
+    layer = AttentionLayerConfig(1, num_bytes)
+    engine = EngineConfig(
+        (LayerType.ATTENTION,), (layer,), kv_dtype="int8", max_sequence_length=pages, tokens_per_page=1, num_pages=pages
+    )
+    rng = np.random.default_rng(seed)
+    raw = rng.integers(0, 256, 2 * pages * num_bytes + 64, np.uint8)
+    first = -raw.ctypes.data % 16 + offset
+    pool = raw[first : first + 2 * pages * num_bytes].view(np.int8).reshape(2, pages, 1, 1, num_bytes)
+    order = rng.permutation(pages).astype(np.int32)
+    found = []
+    for ops in _BOTH:
+        cache = HybridCacheManager.from_arrays(engine, kv_pools=(pool,), stream=None)
+        sums = allocate_sums(ops, cache, pages)
+        ops.sum_pages(cache, order, sums, None)
+        ops.synchronize(None, None)
+        found.append(ops.to_host(sums))
+    np.testing.assert_array_equal(*found)
+    for place, page in enumerate(order.tolist()):
+        expected = by_definition((pool[0, page].tobytes(), pool[1, page].tobytes()))
+        np.testing.assert_array_equal(found[0][place, 0], expected)

@@ -14,7 +14,8 @@ from ctxcache.fsm import State
 from ctxcache.handle import RequestHandle
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
-from ctxcache.testing import DeferredDeviceOps
+from ctxcache.ids import ResourceType
+from ctxcache.testing import DeferredDeviceOps, Use
 from ctxcache.testing.fake_runtime import FakeRuntime, RequestEnded
 from ctxcache.testing.identities import ADAPTER, MEDIA, NOBODY, TENANT, extras_of, media_behind, media_of
 from ctxcache.testing.probes import probe_active, probe_poisoned
@@ -160,10 +161,11 @@ def test_lost_work_never_runs_and_proves_nothing() -> None:
     """What waits is gone; what it would have touched stays unproven until the stream is synchronised."""
     ops = DeferredDeviceOps(NumpyDeviceOps(), random.Random(0))
     ran: list[int] = []
-    ops.enqueue(lambda: ran.append(1), uses=["a use"])  # a use is only noted
+    use = Use(ResourceType.BASE_KV_PAGE, 3, writes=True, work="a step")
+    ops.enqueue(lambda: ran.append(1), uses=[use])
     waiting = ops.num_waiting
     ops.lose_waiting()
-    assert (waiting, ops.num_waiting, ops.unproven) == (1, 0, ["a use"])
+    assert (waiting, ops.num_waiting, ops.unproven) == (1, 0, [use])
     assert ops.synchronize(None, None) is None
     assert (ran, ops.unproven) == ([], [])
 

@@ -23,6 +23,7 @@ from ctxcache.device.caches import check_batches, check_lengths
 from ctxcache.device.ops import ABSENT, HiddenRow, Int32s, RuntimeDeviceOps, SnapshotJobs, StreamSynchronizer, as_int32s
 from ctxcache.device.snapshots import check_hidden_row, check_jobs, check_slots
 from ctxcache.device.sums import check_pages
+from ctxcache.errors import ContractError
 from ctxcache.ids import ResourceType
 
 _CHANCE_TO_RUN = 0.3
@@ -68,6 +69,7 @@ class DeferredDeviceOps:
     """
 
     def __init__(self, inner: RuntimeDeviceOps, rng: RandomSource) -> None:
+        _check_source(rng)
         self.inner = inner
         self.unproven: list[Use] = []
         self._rng = rng
@@ -82,6 +84,7 @@ class DeferredDeviceOps:
 
     def reschedule(self, rng: RandomSource) -> None:
         """Decide by another source from now on."""
+        _check_source(rng)
         self._rng = rng
 
     def lose_waiting(self) -> None:
@@ -94,9 +97,16 @@ class DeferredDeviceOps:
         Args:
             work: runs later, in stream order.
             uses: pages and snapshot slots that it touches.
+
+        Raises:
+            ContractError: something that cannot be called, or is no `Use`. Nothing has changed.
         """
+        touched = list(uses)
+        wrong = next((use for use in touched if not isinstance(use, Use)), None)
+        if wrong is not None or not callable(work):
+            raise ContractError(f"enqueue got {work!r} and the use {wrong!r}; pass a function, and Use values")
         self._let_run()
-        self.unproven.extend(uses)
+        self.unproven.extend(touched)
         self._queue.append(work)
 
     def operation(self, name: str) -> None:
@@ -246,6 +256,11 @@ class DeferredDeviceOps:
         for resource, indices, writes in columns:
             uses += [self._use(resource, index, writes=writes) for index in indices.tolist() if index != ABSENT]
         return uses
+
+
+def _check_source(rng: RandomSource) -> None:
+    if not callable(getattr(rng, "random", None)):
+        raise ContractError(f"rng is {rng!r}; pass a source of random numbers, for example random.Random(seed)")
 
 
 def _keeping_batch(cache: Any, work: Callable[[], None]) -> None:

@@ -28,16 +28,20 @@ LAUNCH_FAILURE = 719
 """CUDA's code for a kernel that failed while it ran; later calls of the process fail too."""
 
 
-_OPERATIONS = {fault.transition.operation for fault in (*FAULTS, *SANITIZER_FAULTS)} | {OUTSIDE}
 _OPS = {fault.hook.op for fault in (*FAULTS, *SANITIZER_FAULTS)}
+_POINTS = {fault.name for fault in (*FAULTS, *SANITIZER_FAULTS)} | {
+    f"{OUTSIDE}.{op}{role}" for op in _OPS for role in ("", ".draft")
+}
+_MOST_REPETITIONS = 20
 
 
 def _may_exist(point: str) -> bool:
-    """Whether a point can be called so, under any deployment; patterns pass. A misspelt fault would never strike."""
-    if any(character in point for character in "*?["):
+    """Whether a point, or one that a pattern fits, is there under any deployment. A misspelt fault would never strike."""
+    name, _, repetition = point.rpartition(".")
+    if point in _POINTS or (name in _POINTS and repetition.isdecimal()):
         return True
-    operation, op, *rest = (*point.split("."), "")
-    return operation in _OPERATIONS and op in _OPS and all(part in {"", "draft"} or part.isdigit() for part in rest)
+    numbers = ("", *(f".{number}" for number in range(2, _MOST_REPETITIONS)))
+    return any(fnmatchcase(known + number, point) for number in numbers for known in _POINTS)
 
 
 class InjectedFaultError(RuntimeError):
@@ -81,12 +85,20 @@ class Fault:
     code: int = LAUNCH_FAILURE
 
     def __post_init__(self) -> None:
+        if not isinstance(self.point, str):
+            raise ContractError(f"Fault.point is {self.point!r}; pass the name of a fault point, or a pattern of names")
         if not isinstance(self.mode, FaultMode):
             raise ContractError(f"Fault.mode is {self.mode!r}; pass a FaultMode member")
-        if self.occurrence < 1:
-            raise ContractError(f"Fault.occurrence is {self.occurrence}; the first time is 1")
-        if self.code == 0:
-            raise ContractError("Fault.code is 0, which a synchroniser returns on success; choose another code")
+        if type(self.occurrence) is not int or self.occurrence < 1:
+            raise ContractError(f"Fault.occurrence is {self.occurrence!r}; pass a whole number, the first time is 1")
+        if type(self.persistent) is not bool:
+            raise ContractError(f"Fault.persistent is {self.persistent!r}; pass True or False")
+        if not callable(self.exception):
+            raise ContractError(f"Fault.exception is {self.exception!r}; pass what makes it, for example its class")
+        if type(self.code) is not int or self.code == 0:
+            raise ContractError(
+                f"Fault.code is {self.code!r}; 0 is what a synchroniser returns on success; choose another code, a whole number"
+            )
 
     def strikes(self, point: str, times_reached: int) -> bool:
         """Say whether this fault fires when `point` is reached for the `times_reached`-th time."""

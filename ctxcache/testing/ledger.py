@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxcache.device.numba_ops import NumbaDeviceOps
+from ctxcache.device.numpy_ops import NumpyDeviceOps
+from ctxcache.errors import ContractError
 from ctxcache.ids import ResourceType
 from ctxcache.outcomes import (
     AcquireResult,
@@ -43,7 +46,11 @@ class OwnershipLedger:
         Args:
             coordinator: whose manager is listened to.
             ops: the lazy stream that the coordinator's device work goes through, directly or inside wrappers.
+
+        Raises:
+            ContractError: that is no lazy stream, or not the coordinator's: the ledger would never see a use.
         """
+        _check_stream(coordinator, ops)
         self.violations: list[str] = []
         self.num_changes = 0
         self._ops = ops
@@ -134,6 +141,18 @@ class OwnershipLedger:
                     f"{use.resource.value} {use.index} {change} while the device may still "
                     f"{'write' if use.writes else 'read'} it: {use.work} was not proven complete"
                 )
+
+
+def _check_stream(coordinator: Any, ops: Any) -> None:
+    if not isinstance(ops, DeferredDeviceOps):
+        raise ContractError(f"ops is a {type(ops).__name__}; pass the DeferredDeviceOps of the coordinator")
+    present: Any = coordinator.device_ops
+    while present is not ops:
+        if isinstance(present, (NumpyDeviceOps, NumbaDeviceOps)):  # the end of the chain
+            raise ContractError(
+                "ops is not what the coordinator's device work goes through; replace_device_ops() first"
+            )
+        present = getattr(present, "inner", ops)  # a wrapper of the runtime's own may not say what it wraps
 
 
 def _key(lease: CacheRequestLease) -> tuple[int, int]:

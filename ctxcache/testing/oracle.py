@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from enum import IntEnum
+from operator import index
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,11 +59,11 @@ class Transcript:
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens."""
-        new = [int(token) for token in tokens]
+        new = [index(token) for token in tokens]
         words = np.empty(len(new), np.uint64)
-        for index, token in enumerate(new):
+        for position, token in enumerate(new):
             self._digest.update(token.to_bytes(4, "little", signed=True))
-            words[index] = int.from_bytes(self._digest.digest(), "little")
+            words[position] = int.from_bytes(self._digest.digest(), "little")
         self.tokens += new
         self._words = np.concatenate((self._words, words))
 

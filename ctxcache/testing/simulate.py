@@ -193,7 +193,14 @@ def simulate(
         kinds: deployment kinds to choose from, in turn.
         cut: cut a failure down, which takes as long as hundreds of episodes.
         progress: called with the actions done so far.
+
+    Raises:
+        ContractError: a seed or a number of steps that is no whole number, no step, or no deployment kind.
     """
+    if type(seed) is not int or type(steps) is not int or steps < 1:
+        raise ContractError(f"seed is {seed!r} and steps {steps!r}; pass whole numbers, and one step at least")
+    if not kinds or not all(isinstance(kind, Kind) for kind in kinds):
+        raise ContractError(f"kinds are {kinds!r}; pass ContextCacheDeploymentKind members, one at least")
     started = time.perf_counter()
     result = SimulationResult(seed, steps)
     digest = hashlib.blake2b(digest_size=16)
