@@ -48,14 +48,14 @@ from ctxcache.core import (
     Int64s,
 )
 from ctxcache.index import forget_newest, note_ghost, remove, unlink
-from ctxcache.jit import njit_in_place, njit_part
+from ctxcache.jit import njit_in_place, njit_inlined, njit_part
 from ctxcache.pairs import detach_pairs, last_paired_block
 from ctxcache.pools import let_go, reclaim_if_idle
 from ctxcache.prefetch import fetch_behind
 from ctxcache.records import drop_record, forget_ripe, leave_endpoint, oldest_ripe, refresh
 
 
-@njit_in_place
+@njit_inlined
 def evict_record(core: Core, gone: int) -> None:
     """Take a record out, and let go of what nothing else needs: see `CacheManager` for the order."""
     state, node, resource, record = core.state, core.node, core.resource, core.record

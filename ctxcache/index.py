@@ -28,7 +28,7 @@ from ctxcache.core import (
     Int64s,
     Words,
 )
-from ctxcache.jit import njit_in_place, njit_part
+from ctxcache.jit import njit_in_place, njit_inlined, njit_part
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _HALF = np.uint64(32)
@@ -87,7 +87,7 @@ def insert(key: Words, slot: Int32s, new: int, high: np.uint64, low: np.uint64) 
             at = 0
 
 
-@njit_in_place
+@njit_inlined
 def remove(key: Words, slot: Int32s, old: int) -> None:
     """Take `old` out. Later entries of its run move back, so that no search meets a gap (and no tombstone piles up)."""
     size = slot.size - 1
@@ -181,7 +181,7 @@ def link(state: Int64s, node: Int32s, child: int, parent: int) -> None:
     node[FIRST_CHILD, parent] = child
 
 
-@njit_in_place
+@njit_inlined
 def unlink(state: Int64s, node: Int32s, child: int) -> None:
     """Take a childless block out of the tree."""
     state[NUM_NODES] -= 1
@@ -195,7 +195,7 @@ def unlink(state: Int64s, node: Int32s, child: int) -> None:
         node[FIRST_CHILD, node[PARENT, child]] = after
 
 
-@njit_part
+@njit_inlined
 def note_ghost(ghost: Words, low: np.uint64) -> None:
     """Remember that a key with this low word was here lately."""
     ghost[low & _GHOST_MASK] = low
@@ -209,7 +209,7 @@ def note_newest(node: Int32s, block: int, made: int) -> None:
         block = node[PARENT, block]
 
 
-@njit_part
+@njit_inlined
 def forget_newest(node: Int32s, block: int, gone: int) -> None:
     """Let no block name a record that goes and ends at `block`. Where it is the newest, it is so all the way down."""
     while block >= 0 and node[NEWEST, block] == gone:

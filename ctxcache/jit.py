@@ -83,6 +83,14 @@ def njit_part(function: _Function) -> _Function:
     )
 
 
+def njit_inlined(function: _Function) -> _Function:
+    """As `njit_in_place`, and compiled into its compiled callers, as LLVM would not do by itself.
+
+    For what is called once a record or block: passing all the arrays of a structure takes longer than such a call does.
+    """
+    return _cached(function, numba.njit(nogil=True, _nrt=False, forceinline=True)(function))
+
+
 def _cached(function: _Function, dispatcher: Any) -> _Function:
     _DISPATCHERS.append(dispatcher)
     with suppress(RuntimeError):  # numba: no writable place for the cache

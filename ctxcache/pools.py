@@ -20,7 +20,7 @@ from ctxcache.core import (
     Int32s,
     Int64s,
 )
-from ctxcache.jit import njit_in_place, njit_part
+from ctxcache.jit import njit_in_place, njit_inlined, njit_part
 from ctxcache.records import refresh
 
 
@@ -93,7 +93,7 @@ def let_go(core: Core, kind: int, held: int) -> None:
         refresh(core, kind, core.resource[OWNER, at])
 
 
-@njit_part
+@njit_inlined
 def reclaim_if_idle(state: Int64s, resource: Int32s, kind: int, held: int) -> None:
     """Return a resource that the cache has just let go of to its pool, unless a lease holds it."""
     offset = state[OFFSET + kind]

@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 
 from ctxcache.core import ENDPOINT, LINE_END, Core
 from ctxcache.index import home_of
-from ctxcache.jit import njit_in_place
+from ctxcache.jit import njit_inlined
 
 _INT = ir.IntType(32)
 _READ, _KEEP, _DATA = _INT(0), _INT(3), _INT(1)
@@ -39,7 +39,7 @@ def _fetch(_context: Any, array: Any, index: Any) -> Any:
     return types.none(array, index), generate
 
 
-@njit_in_place
+@njit_inlined
 def fetch_behind(core: Core, place: int) -> None:
     """Ask for what eviction will meet of the records that follow a place of the line."""
     end, line = core.state[LINE_END], core.line

@@ -49,7 +49,7 @@ from ctxcache.core import (
     Int64s,
     Words,
 )
-from ctxcache.jit import njit_in_place, njit_part
+from ctxcache.jit import njit_in_place, njit_inlined, njit_part
 
 _SWEEP = 4
 
@@ -70,7 +70,7 @@ def new_record(core: Core, endpoint: int) -> int:
     return int(made)
 
 
-@njit_part
+@njit_inlined
 def drop_record(core: Core, gone: int) -> None:
     """Take a record out of the LRU order and give its row back. It must have left its endpoint before, and be ripe no more."""
     state, record = core.state, core.record
@@ -113,7 +113,7 @@ def _join_endpoint(core: Core, made: int, endpoint: int) -> None:
             refresh(core, BASE, core.record[NEXT_AT_ENDPOINT, made])
 
 
-@njit_part
+@njit_inlined
 def leave_endpoint(state: Int64s, resource: Int32s, record: Int32s, gone: int) -> None:
     """Take a record out of that list."""
     after = -1
@@ -192,7 +192,7 @@ def refresh(core: Core, kind: int, record: int) -> None:
         add(ripe, leaf, place)
 
 
-@njit_part
+@njit_inlined
 def forget_ripe(core: Core, gone: int) -> None:
     """Let a record be ripe for no kind."""
     leaf, place = core.state[FIRST_LEAF], core.record[USED, gone]
@@ -201,7 +201,7 @@ def forget_ripe(core: Core, gone: int) -> None:
             discard(core.ripe[kind], leaf, place)
 
 
-@njit_in_place
+@njit_inlined
 def oldest_ripe(core: Core, kind: int) -> int:
     """Return the place in the line of the least recently used ripe record. -1: there is none."""
     return least(core.ripe[kind], core.state[FIRST_LEAF])
@@ -223,7 +223,7 @@ def _link_newest(core: Core, used: int) -> None:
     state[LINE_END] += 1
 
 
-@njit_part
+@njit_inlined
 def _unlink(core: Core, gone: int) -> None:
     state, record = core.state, core.record
     older, newer = record[OLDER, gone], record[NEWER, gone]
