@@ -15,12 +15,13 @@ from ctxcache.handle import RequestHandle
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ResourceType
+from ctxcache.sanitizer import PageSanitizer
 from ctxcache.testing import DeferredDeviceOps, Use
 from ctxcache.testing.fake_runtime import FakeRuntime, RequestEnded
 from ctxcache.testing.identities import ADAPTER, MEDIA, NOBODY, TENANT, extras_of, media_behind, media_of
-from ctxcache.testing.probes import probe_active, probe_poisoned
+from ctxcache.testing.probes import probe_active, probe_poisoned, probe_sanitizer
 from ctxcache.testing.scripts import LONG, SHORT, quiet_log
-from ctxcache.testing.simulate import Episode, World, draw_episode, simulate
+from ctxcache.testing.simulate import Episode, World, draw_episode, replay, simulate
 from ctxcache.testing.sweep import aftermath
 
 SHORT_ADMISSION = ContextCacheSequenceAdmission(SHORT)
@@ -151,10 +152,10 @@ def test_identities_never_share() -> None:
     assert starts == [0, 8, 8]
     assert runtime.violations == []
     assert len({extras_of(owner) for owner in (NOBODY, TENANT, ADAPTER)}) == 3
-    assert media_of(TENANT, 3) is None
+    assert media_of(TENANT, [1, 2, 0]) is None
     assert media_behind(None, 3) is None
-    assert media_behind(media_of(MEDIA, 2), 3).tolist() == [[1, 2], [3, 4], [0, 0]]
-    assert media_behind(media_of(MEDIA, 2), 1).tolist() == [[1, 2]]
+    assert media_behind(media_of(MEDIA, [2, 0]), 3).tolist() == [[1, 3], [2, 1], [0, 0]]
+    assert media_behind(media_of(MEDIA, [2, 0]), 1).tolist() == [[1, 3]]
 
 
 def test_lost_work_never_runs_and_proves_nothing() -> None:
@@ -200,3 +201,38 @@ def test_the_simulation_asks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     refusal = Custody.refusal
     monkeypatch.setattr(Custody, "refusal", lambda self: None if self.active else refusal(self))
     assert "begin_request while active" in simulate(1, 2000, kinds=[Kind.VANILLA], cut=False).violations[0]
+
+
+def test_a_stray_write_that_is_not_found_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found while the sanitizer works, and nothing is left of it; named when it compares nothing."""
+    runtime = FakeRuntime(Kind.VANILLA, page_sanitizer=True)
+    for planted in (False, True):
+        runtime.begin([LONG])
+        runtime.prefill()
+        runtime.finish()
+        runtime.begin([LONG])
+        if planted:
+            monkeypatch.setattr(PageSanitizer, "_compare", lambda *_: None)
+        probe_sanitizer(runtime, 1, 12345)
+        runtime.abandon()
+        assert runtime.violations == ["a stray write into a shared page was not found"] * planted
+    runtime.begin([[2, 2]])
+    probe_sanitizer(runtime, 1, 12345)  # nothing is shared: nothing to write into
+    assert runtime.request.inspect().state is State.ADMITTED
+    runtime.abandon()
+
+
+def test_random_lives_write_into_shared_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the sanitizer on they do, and miss it when nothing is compared."""
+    drawn = draw_episode(1, 0, [Kind.VANILLA])
+    actions = [
+        ("begin", (((1, 2, 0, 1, 2, 0, 1, 2),), None, (), False, False), 2),
+        ("prefill", ((), True, True), 7),
+        ("finish", None, 5),
+        ("stray", (1, 12345), 6),
+    ]
+    assert replay(Episode(drawn.kind, drawn.sizes, 2, page_sanitizer=True), actions) == []
+    monkeypatch.setattr(PageSanitizer, "_compare", lambda *_: None)
+    assert replay(Episode(drawn.kind, drawn.sizes, 2), actions) == []
+    found = replay(Episode(drawn.kind, drawn.sizes, 2, page_sanitizer=True), actions)
+    assert found == ["a stray write into a shared page was not found"]

@@ -21,7 +21,7 @@ from ctxcache.ids import ContextCacheExecutionMode as Mode
 from ctxcache.testing.fake_runtime import FakeRuntime
 from ctxcache.testing.faults import Fault, FaultMode, FaultPlan, InjectedFaultError
 from ctxcache.testing.identities import ADAPTER, MEDIA, NOBODY, TENANT
-from ctxcache.testing.probes import probe_active
+from ctxcache.testing.probes import probe_active, probe_sanitizer
 from ctxcache.testing.scripts import InjectedInterrupt
 
 Action: TypeAlias = tuple[str, Any, int]
@@ -119,6 +119,18 @@ def _misuse(runtime: FakeRuntime, argument: Any) -> None:
     runtime.violations.append(f"misuse {argument % len(calls)} was not refused")
 
 
+def _stray(runtime: FakeRuntime, argument: Any) -> None:
+    """Go on with what ended lately, and let a wrong kernel write into a page of it."""
+    which, at = argument
+    if not (runtime.page_sanitizer and runtime.history):
+        return
+    runtime.spoil_states()
+    longest = runtime.sizes.max_tokens - max(4, runtime.sizes.tokens_per_page)
+    runtime.begin([said[:longest] for said in runtime.history][: runtime.sizes.max_batch])
+    probe_sanitizer(runtime, which, at)
+    runtime.abandon()
+
+
 def _explain(runtime: FakeRuntime, argument: Any) -> None:
     admission = ContextCacheBatchAdmission([ContextCacheSequenceAdmission(list(argument))], runtime.native_mode)
     before = [record.serial for record in runtime.coordinator.manager.records]
@@ -149,12 +161,13 @@ ACTIONS: dict[str, tuple[Callable[[FakeRuntime], bool], Callable[[FakeRuntime, A
     "clear": (_IDLE, lambda runtime, _: runtime.coordinator.clear()),
     "explain": (_always, _explain),
     "misuse": (_always, _misuse),
+    "stray": (_IDLE, _stray),
     "fault": (_always, _fault),
 }
 """Every action: when it fits, and what it does with its argument."""
 
 _LIKELY: dict[State | None, tuple[tuple[str, int], ...]] = {
-    None: (("begin", 30), ("explain", 2), ("clear", 1), ("misuse", 1), ("fault", 2)),
+    None: (("begin", 30), ("explain", 2), ("clear", 1), ("misuse", 1), ("fault", 2), ("stray", 4)),
     State.ADMITTED: (("prefill", 20), ("finish", 1), ("abandon", 1), ("drop", 1), ("misuse", 1), ("fault", 4)),
     State.SETTLED: (
         ("decode", 24), ("compact", 5), ("finish", 4), ("abandon", 1), ("drop", 1), ("starve", 1), ("misuse", 1),
@@ -243,5 +256,6 @@ _ARGUMENTS: dict[str, Callable[[random.Random, FakeRuntime], Any]] = {
     ),
     "explain": _draw_prompt,
     "misuse": lambda rng, _: rng.randrange(5),
+    "stray": lambda rng, _: (rng.randrange(64), rng.randrange(1 << 16)),
     "fault": _draw_fault,
 }

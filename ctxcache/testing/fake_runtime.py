@@ -92,6 +92,7 @@ class FakeRuntime:
     """One deployment, its coordinator, and at most one request.
 
     Attributes:
+        kind, sizes, page_sanitizer: as asked for.
         deferred: the lazy stream.
         ops: what the coordinator is given: faults around the lazy stream.
         coordinator: under test.
@@ -115,6 +116,7 @@ class FakeRuntime:
         page_sanitizer: bool = False,
     ) -> None:
         self.kind = kind
+        self.page_sanitizer = page_sanitizer
         self.sizes = Sizes() if sizes is None else sizes
         self.deployment = make_deployment(kind, self.sizes)
         host = NumpyDeviceOps()
@@ -186,7 +188,7 @@ class FakeRuntime:
         """Admit prompts, each of its own identity where those are given; returns where prefill starts."""
         chosen = self.native_mode if mode is None else mode
         owners = [*identities, *(0 for _ in prompts)][: len(prompts)]
-        media = [media_of(owner, len(prompt)) for owner, prompt in zip(owners, prompts, strict=True)]
+        media = [media_of(owner, prompt) for owner, prompt in zip(owners, prompts, strict=True)]
         policies = ContextCacheCommitPolicy
         admission = ContextCacheBatchAdmission(
             [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -23,11 +24,14 @@ def extras_of(identity: int) -> BlockKeyExtras:
     return BlockKeyExtras(adapter=AdapterKey(digest, identity)) if identity == ADAPTER else BlockKeyExtras()
 
 
-def media_of(identity: int, num_tokens: int) -> Media:
-    """Return the digests of a prompt's positions, `uint64[num_tokens, 2]`; `None` for text."""
+def media_of(identity: int, prompt: Sequence[int]) -> Media:
+    """Return the digests of a prompt's positions, `uint64[n, 2]`; `None` for text.
+
+    A digest stands for its position's token, which is a mere placeholder then. So each token here has one of its own.
+    """
     if identity != MEDIA:
         return None
-    return np.arange(1, 2 * num_tokens + 1, dtype=np.uint64).reshape(-1, 2)
+    return np.array([(position + 1, token + 1) for position, token in enumerate(prompt)], np.uint64)
 
 
 def media_behind(media: Media, num_tokens: int) -> Media:

@@ -1,13 +1,16 @@
-"""What must be refused, and change nothing, asked when it matters: while a request is active, and after a failed drain."""
+"""What must be refused or found, asked when it matters: beside an active request, after a failed drain, behind a stray write."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ctxcache.admission import ContextCacheBatchAdmission, ContextCacheSequenceAdmission
-from ctxcache.errors import ContractError
+from ctxcache.errors import ContractError, PageCorruptionError
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
+from ctxcache.ids import ContextCacheExecutionMode as Mode
 from ctxcache.ids import Phase
 
 if TYPE_CHECKING:
@@ -46,6 +49,35 @@ def probe_poisoned(runtime: FakeRuntime) -> None:
             runtime.violations.append(f"the handle of a quarantined request is in phase {runtime.handle.phase}")
     if coordinator.manager.num_leases != leases or not coordinator.poisoned:
         runtime.violations.append("a refusal changed the quarantine")
+
+
+def probe_sanitizer(runtime: FakeRuntime, which: int, at: int) -> None:
+    """Write one byte into a page that the admitted request shares, as a wrong kernel would: the sanitizer must find it.
+
+    Args:
+        runtime: with an admitted request and the page sanitizer switched on.
+        which: chooses the page.
+        at: chooses layer, half, byte and bit.
+    """
+    fold = int(runtime.mode is Mode.MTP)  # with MTP the boundary token lives in a page of its own
+    size = runtime.sizes.tokens_per_page
+    shared = [
+        page
+        for running in runtime.running
+        for page in running.lease.base_pages[: max(running.reused - fold, 0) // size].tolist()
+    ]
+    if not shared:
+        return
+    pools = runtime.resources.base_cache.kv_pools
+    content = np.asarray(pools[at % len(pools)])[at % 2, shared[which % len(shared)]].reshape(-1).view(np.uint8)
+    content[at % content.size] ^= 1 << at % 8
+    try:
+        runtime.prepare()
+        runtime.violations.append("a stray write into a shared page was not found")
+    except PageCorruptionError:
+        pass
+    finally:
+        content[at % content.size] ^= 1 << at % 8
 
 
 def _ask(runtime: FakeRuntime, when: str, what: str, call: Callable[[], Any], expected: str) -> None:

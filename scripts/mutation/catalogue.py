@@ -344,6 +344,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "        for k in range(count, count):\n            rows[row, k] = UNUSED",
         compiled=True,
     ),
+    Mutant(
+        "the page sanitizer finds nothing wrong",
+        "sanitizer.py",
+        "            if wrong.size:\n",
+        "            if False:\n",
+    ),
+    Mutant(
+        "the page sanitizer looks at the first sequence alone",
+        "sanitizer.py",
+        "(slot, 0, self._num_shared(batch, slot)) for slot in range(batch.size)",
+        "(slot, 0, self._num_shared(batch, slot)) for slot in range(1)",
+    ),
     Mutant("shared pages are not pinned", "leases.py", "    pin(core, BASE, shared)\n", "    pass\n", compiled=True),
     Mutant(
         "the end of a lease frees pages that the cache keeps",
