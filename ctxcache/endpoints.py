@@ -45,11 +45,13 @@ from ctxcache.index import find, find_deepest, insert, link, note_newest, remove
 from ctxcache.jit import njit_in_place, njit_part
 from ctxcache.pairs import attach_pairs
 from ctxcache.pools import copy_pages, hold
+from ctxcache.prefetch import fetch_slot
 from ctxcache.records import new_record, refresh, touch
 
 # Entries of the request array of `publish_endpoint`.
 OFFER_ROW, OFFER_BLOCKS, OFFER_DRAFT_BLOCKS, OFFER_LENGTH = range(4)
 # Answers. The negative ones are refusals.
+_SLOTS_AHEAD = 8
 MADE, FOUND, CHANGED = 0, 1, 2
 NOT_OWN_PREFIX, NO_CHAIN, BEYOND_PAGES, SLOT_TAKEN, CORRUPT = -1, -2, -3, -4, -5
 
@@ -194,6 +196,8 @@ def _index_blocks(core: Core, keys: Words, pages: Int32s) -> int:
     done = 0
     while done < pages.size:
         page = pages[done]
+        if done + _SLOTS_AHEAD < pages.size:
+            fetch_slot(slot, keys[done + _SLOTS_AHEAD, 1])
         if resource[CACHED, page] > 0 or resource[ACTIVE, page] == 0:
             refusal = CORRUPT
             break

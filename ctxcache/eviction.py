@@ -51,7 +51,7 @@ from ctxcache.index import forget_newest, note_ghost, remove, unlink
 from ctxcache.jit import njit_in_place, njit_inlined, njit_part
 from ctxcache.pairs import detach_pairs, last_paired_block
 from ctxcache.pools import let_go, reclaim_if_idle
-from ctxcache.prefetch import fetch_behind
+from ctxcache.prefetch import fetch_behind, fetch_slot
 from ctxcache.records import drop_record, forget_ripe, leave_endpoint, oldest_ripe, refresh
 
 
@@ -71,6 +71,9 @@ def evict_record(core: Core, gone: int) -> None:
     leave_endpoint(state, resource, record, gone)
     drop_record(core, gone)
     while block >= 0 and node[FIRST_CHILD, block] < 0 and resource[OWNER, block] < 0:
+        ahead = node[PARENT, block]
+        if ahead >= 0 and node[PARENT, ahead] >= 0:
+            fetch_slot(core.slot, core.key[node[PARENT, ahead], 1])
         unlink(state, node, block)
         note_ghost(core.ghost, core.key[block, 1])
         remove(core.key, core.slot, block)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ctxcache.core import ENDPOINT, LINE_END, Core
+from ctxcache.core import ENDPOINT, LINE_END, Core, Int32s
 from ctxcache.index import home_of
 from ctxcache.jit import njit_inlined
 
@@ -40,6 +41,12 @@ def _fetch(_context: Any, array: Any, index: Any) -> Any:
 
 
 @njit_inlined
+def fetch_slot(slot: Int32s, low: np.uint64) -> None:
+    """Ask for where a key with this low word is, or will be, in the index."""
+    _fetch(slot, home_of(low, slot.size - 1))
+
+
+@njit_inlined
 def fetch_behind(core: Core, place: int) -> None:
     """Ask for what eviction will meet of the records that follow a place of the line."""
     end, line = core.state[LINE_END], core.line
@@ -58,4 +65,4 @@ def fetch_behind(core: Core, place: int) -> None:
     if ahead < end and line[ahead] >= 0:
         block = core.record[ENDPOINT, line[ahead]]
         if block >= 0:
-            _fetch(core.slot, home_of(core.key[block, 1], core.slot.size - 1))
+            fetch_slot(core.slot, core.key[block, 1])
