@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ _SEED = 7
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 780, 420, 64, 210, 54, 54
 _GRID = 5
+_NAME_HEIGHT = 15
 _COLOURS = ("#0969da", "#1a7f37", "#bc4c00")
 
 
@@ -99,13 +101,23 @@ def draw(curves: list[Curve]) -> str:
         lines.append(_line(across(count), up(0), across(count), up(0) + 5, "#57606a"))
         lines.append(_text(across(count), up(0) + 20, _short(count), "middle"))
     lines.append(_text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 14, "cached blocks", "middle"))
-    for curve, colour in zip(curves, _COLOURS, strict=False):
+    heights = _apart([up(curve.microseconds[-1]) for curve in curves])
+    for curve, colour, height in zip(curves, _COLOURS, heights, strict=False):
         points = [(across(count), up(cost)) for count, cost in zip(curve.blocks, curve.microseconds, strict=True)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         lines.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         lines.extend(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points)
-        lines.append(_text(points[-1][0] + 10, points[-1][1] + 4, curve.name, "start", colour))
+        lines.append(_text(points[-1][0] + 10, height + 4, curve.name, "start", colour))
     return "\n".join([*lines, "</svg>", ""])
+
+
+def _apart(heights: list[float]) -> list[float]:
+    """Move names down so that each is a line below the one above it."""
+    moved = list(heights)
+    order = sorted(range(len(heights)), key=heights.__getitem__)
+    for above, below in itertools.pairwise(order):
+        moved[below] = max(moved[below], moved[above] + _NAME_HEIGHT)
+    return moved
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
