@@ -255,21 +255,22 @@ TRANSITIONS: tuple[Transition, ...] = (
 )
 """The whole lifecycle. Nothing outside this table changes a state."""
 
-_SUM_PAGES = (
-    _enqueue("sum_base_pages", "sum_pages", PAGED_KINDS),
-    _enqueue("sum_draft_pages", "sum_pages", PAIRED_KINDS, "draft"),
-    _PROVE,
-)
 
-
-def _sum(trigger: str, source: State, operation: str, kinds: frozenset[Kind]) -> Transition:
-    return Transition(trigger, source, source, _SUM_PAGES, operation=operation, kinds=kinds)
+def _sum(
+    trigger: str, source: State, operation: str, kinds: frozenset[Kind], draft_kinds: frozenset[Kind] = PAIRED_KINDS
+) -> Transition:
+    hooks = (
+        _enqueue("sum_base_pages", "sum_pages", PAGED_KINDS),
+        _enqueue("sum_draft_pages", "sum_pages", draft_kinds, "draft"),
+        _PROVE,
+    )
+    return Transition(trigger, source, source, hooks, operation=operation, kinds=kinds)
 
 
 SANITIZER_TRANSITIONS: tuple[Transition, ...] = (
     _sum("check_pages", State.PREFILLING, "prepare_prefill", PAGED_KINDS),
     _sum("sum_boundary", State.PREFILLING, "publish_hybrid_mtp_endpoint", MTP_KINDS),
-    _sum("sum_prompts", State.PREFILLING, "finalize_prefill_publication", PAGED_KINDS),
+    _sum("sum_prompts", State.PREFILLING, "finalize_prefill_publication", PAGED_KINDS, MTP_KINDS),  # EAGLE's are frozen
     _sum("sum_step", State.DECODING, "complete_decode_step", PAGED_KINDS),
     _sum("sum_settled", State.DRAFTING, "begin_batch_compaction", FROZEN_KINDS),
     *(
