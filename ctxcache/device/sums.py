@@ -33,7 +33,10 @@ FIRST_FACTOR, SECOND_FACTOR = 0x5851F42D4C957F2D, 0x2545F4914F6CDD1D
 _FACTORS = np.array([FIRST_FACTOR, SECOND_FACTOR], np.int64)
 
 _LANE_WEIGHTS = np.array(
-    [[pow(factor, SUM_LANES - 1 - lane, 1 << 64) for factor in (FIRST_FACTOR, SECOND_FACTOR)] for lane in range(SUM_LANES)],
+    [
+        [pow(factor, SUM_LANES - 1 - lane, 1 << 64) for factor in (FIRST_FACTOR, SECOND_FACTOR)]
+        for lane in range(SUM_LANES)
+    ],
     np.uint64,
 ).view(np.int64)
 """What each lane has been multiplied with once all lanes are put together."""
@@ -49,7 +52,8 @@ def allocate_sums(ops: DeviceOps, cache: HybridCacheManager, num_pages: int) -> 
 
 def fold(sums: NDArray[np.int64]) -> NDArray[np.int64]:
     """Put the lanes of host sums together: `int64[n, layers, 2]`."""
-    return np.einsum("pnlf,lf->pnf", sums, _LANE_WEIGHTS)
+    folded: NDArray[np.int64] = np.einsum("pnlf,lf->pnf", sums, _LANE_WEIGHTS)
+    return folded
 
 
 def check_pages(cache: HybridCacheManager, page_ids: Any, sums: Any) -> Int32s:
