@@ -15,7 +15,7 @@ import pytest
 from ctxcache.cli import doctor, main
 from ctxcache.cli.doctor import Finding, Status, examine
 from ctxcache.cli.driver import Driver, Gpu, look_for_driver
-from ctxcache.fsm import export, fault_points
+from ctxcache.fsm import export, fault_groups, fault_points
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,11 +91,14 @@ def test_faults_lists_every_kind_or_one(capsys: pytest.CaptureFixture[str]) -> N
     """Without `--kind` all six kinds are listed; with it one, every point with where it leads."""
     assert main(["faults", "--list"]) == 0
     every = capsys.readouterr().out
-    for kind in Kind:
-        assert f"{kind.value}: {len(fault_points(kind))} fault points" in every
+    for group in fault_groups(Kind):
+        assert f"{group.name}: {len(group.points)} fault points\n" in every
     assert main(["faults", "--list", "--kind", "vanilla"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines, added = (block.splitlines() for block in capsys.readouterr().out.split("\n\n"))
     assert [line.split()[0] for line in lines[1:]] == list(fault_points(Kind.VANILLA))
+    assert {line.split()[0] for line in (*lines[1:], *added[1:])} == set(
+        fault_points(Kind.VANILLA, page_sanitizer=True)
+    )
     assert lines[1].split()[1:] == ["enqueue", "leads", "to", "finishing.in_flight"]
     assert lines[-1].split()[1:] == ["prove", "leads", "to", "poisoned"]
 

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from ctxcache.errors import InvariantError
+from ctxcache.fsm import FaultGroup
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.testing.actions import ACTIONS
 from ctxcache.testing.fake_model import HiddenModel
 from ctxcache.testing.fake_runtime import FakeRuntime
-from ctxcache.testing.faults import FaultPlan
+from ctxcache.testing.fault_runs import FaultRun
 from ctxcache.testing.key_oracle import KeyOracle
 from ctxcache.testing.oracle import Transcript
 from ctxcache.testing.scripts import run_request
@@ -131,7 +132,7 @@ def test_our_own_faults_are_never_taken_for_the_devices(monkeypatch: pytest.Monk
     with pytest.raises(InvariantError):
         run_request(FakeRuntime(Kind.VANILLA), broken, [])
     monkeypatch.setattr(FakeRuntime, "prepare", broken)
-    assert "InvariantError escaped: broken" in run_with(Kind.VANILLA, FaultPlan(), "broken")[1][0]
+    assert "InvariantError escaped: broken" in run_with(FaultGroup(Kind.VANILLA), FaultRun(())).violations[0]
     runtime = FakeRuntime(Kind.VANILLA)
     monkeypatch.setattr(runtime.coordinator.manager, "check_invariants", lambda: broken(runtime))
     found: list[str] = []

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
+import shlex
+from collections.abc import Iterable
 from typing import Self
 
 import pytest
@@ -15,35 +18,35 @@ from ctxcache.batch import Batch
 from ctxcache.cli import main
 from ctxcache.custody import Custody
 from ctxcache.errors import InvariantError
-from ctxcache.fsm import fault_points
+from ctxcache.fsm import FaultGroup, fault_groups, fault_points
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.testing import Fault, FaultMode, FaultPlan
 from ctxcache.testing.fake_runtime import FakeRuntime, RequestEnded
+from ctxcache.testing.fault_runs import Chain, FaultRun, Touches, faults_at, pair_faults, survey
 from ctxcache.testing.scripts import SCRIPT, run_request, run_script
-from ctxcache.testing.sweep import (
-    Chain,
-    SweepResult,
-    aftermath,
-    describe,
-    pair_faults,
-    reached_points,
-    run_with,
-    shuffled,
-    single_faults,
-    sweep,
-)
+from ctxcache.testing.sweep import RunOutcome, SweepResult, aftermath, replay, run_with, sweep
 
 KINDS = pytest.mark.parametrize("kind", tuple(Kind), ids=lambda kind: kind.value)
+GROUPS = pytest.mark.parametrize("group", fault_groups(Kind), ids=lambda group: group.name)
+NO_FAULT = FaultRun(())
+VANILLA = FaultGroup(Kind.VANILLA)
 PAIRS_A_KIND = 40
 WAYS = 14
 """Four modes, three of them with an `Exception` and with a `BaseException`, each once and from then on."""
 
 
-@KINDS
-def test_the_script_reaches_exactly_the_declared_points(kind: Kind) -> None:
-    """Every declared touch happens, and none that is not declared."""
-    assert set(reached_points(kind)) == set(fault_points(kind))
+def sample(runs: Iterable[FaultRun], group: FaultGroup, count: int) -> list[FaultRun]:
+    """Some of the runs, the same ones every time."""
+    chosen = list(runs)
+    random.Random(group.name).shuffle(chosen)
+    return chosen[:count]
+
+
+@GROUPS
+def test_the_script_reaches_exactly_the_declared_points(group: FaultGroup) -> None:
+    """Every declared touch happens, and none that is not declared; the page sanitizer's own are told from the kind's."""
+    assert set(survey(group).occurrences) == set(group.points)
 
 
 @KINDS
@@ -60,35 +63,51 @@ def test_a_script_without_faults_is_clean(kind: Kind) -> None:
 @KINDS
 def test_each_point_fails_alone(kind: Kind) -> None:
     """Each once-reached point, in every way: it fires, somebody hears of it, and nothing is lost."""
-    points = reached_points(kind)
-    faults = list(single_faults(dict.fromkeys(points, 1)))
+    group = FaultGroup(kind)
+    points = survey(group).points
+    faults = [fault for point in points for fault in faults_at(point, 1)]
     assert len(faults) == WAYS * len(points)
     for fault in faults:
-        fired, violations = run_with(kind, FaultPlan(fault), describe(fault))
-        assert fired >= 1, describe(fault)
-        assert violations == []
+        outcome = run_with(group, FaultRun((fault,)))
+        assert outcome.fired >= 1, fault
+        assert outcome.violations == []
 
 
-@KINDS
-def test_later_occurrences_fail_too(kind: Kind) -> None:
+@GROUPS
+def test_later_occurrences_fail_too(group: FaultGroup) -> None:
     """A sample of the later times at which a point is reached, on other transitions than the first."""
-    later = [fault for fault in single_faults(reached_points(kind)) if fault.occurrence > 1]
-    for fault in shuffled(later, kind.value, 40):
-        fired, violations = run_with(kind, FaultPlan(fault), describe(fault))
-        assert fired >= 1, describe(fault)
-        assert violations == []
+    later = [run for run in survey(group).singles() if run.faults[0].occurrence > 1]
+    for run in sample(later, group, 40):
+        outcome = run_with(group, run)
+        assert outcome.fired >= 1, run.name
+        assert outcome.violations == []
 
 
-@KINDS
-def test_pairs_of_points_fail(kind: Kind) -> None:
+@GROUPS
+def test_pairs_of_points_fail(group: FaultGroup) -> None:
     """A sample of ordered pairs, the second fault striking on the way out of the first: nothing is lost."""
-    complete = 0
-    for first, second in shuffled(pair_faults(reached_points(kind), exhaustive=True), kind.value, PAIRS_A_KIND):
-        plan = Chain(first, second)
-        _, violations = run_with(kind, plan, f"{describe(first)}, then {describe(second)}")
-        assert violations == []
-        complete += plan.complete
-    assert complete > PAIRS_A_KIND / 2
+    outcomes = [run_with(group, run) for run in sample(survey(group).pairs(exhaustive=True), group, PAIRS_A_KIND)]
+    assert [violation for outcome in outcomes for violation in outcome.violations] == []
+    assert sum(outcome.complete for outcome in outcomes) > PAIRS_A_KIND / 2
+
+
+def test_the_page_sanitizer_is_swept_where_it_sums() -> None:
+    """Its drain apart from the lifecycle's of the same name; at most three times each alone; in every pair a sum."""
+    touches = survey(FaultGroup(Kind.HYBRID, page_sanitizer=True))
+    without = survey(FaultGroup(Kind.HYBRID))
+    drain = "complete_decode_step.synchronize"
+    assert len(touches.occurrences[drain]) == len(touches.occurrences["complete_decode_step.sum_pages"])
+    assert touches.occurrences[drain] != list(range(1, len(touches.occurrences[drain]) + 1))
+    assert len(without.occurrences[drain]) > len(touches.occurrences[drain])
+    singles = {(run.faults[0].point, run.faults[0].occurrence) for run in touches.singles()}
+    for point, times in touches.occurrences.items():
+        mine = sorted(occurrence for name, occurrence in singles if name == point)
+        assert len(mine) == min(len(times), 3)
+        assert (mine[0], mine[-1]) == (times[0], times[-1])
+    pairs = list(touches.pairs(exhaustive=False))
+    assert all(any("sum_pages" in fault.point for fault in run.faults) for run in pairs)
+    assert any("sum_pages" not in run.faults[0].point for run in pairs)
+    assert any("sum_pages" not in run.faults[1].point for run in pairs)
 
 
 def test_the_second_fault_of_a_chain_waits_for_the_first() -> None:
@@ -105,10 +124,13 @@ def test_the_second_fault_of_a_chain_waits_for_the_first() -> None:
 
 
 def test_the_pairs_are_all_there() -> None:
-    """Every ordered pair, a point with itself included: in two ways each, or in all seven with `exhaustive`."""
-    points = ["a", "b", "c"]
-    assert len(list(pair_faults(points, exhaustive=False))) == (2 * 3) ** 2
-    assert len(list(pair_faults(points, exhaustive=True))) == (7 * 3) ** 2
+    """Every ordered pair, a point with itself included: in two ways each, or in all seven with `exhaustive`.
+
+    Raising before a synchronise and failing it are one way.
+    """
+    points = ["a", "b", "c.synchronize"]
+    assert len(list(pair_faults(points, exhaustive=False))) == (2 * 2 + 1) ** 2
+    assert len(list(pair_faults(points, exhaustive=True))) == (7 * 2 + 5) ** 2
 
 
 def test_the_sweep_sees_a_release_that_overtakes_the_drain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,14 +141,14 @@ def test_the_sweep_sees_a_release_that_overtakes_the_drain(monkeypatch: pytest.M
         return self.fire(request, "abandon")
 
     monkeypatch.setattr(Custody, "abandon", abandon)
-    _, violations = run_with(Kind.VANILLA, FaultPlan(), "no fault")
+    violations = run_with(VANILLA, NO_FAULT).violations
     assert any("was released while the device may still write it" in violation for violation in violations)
 
 
 def test_the_sweep_sees_a_lost_lease_and_a_full_handle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases that nobody returns, and a request that does not end, are violations, not crashes."""
     monkeypatch.setattr(Custody, "release", lambda self, request: setattr(self, "active", None))
-    violations = run_with(Kind.VANILLA, FaultPlan(), "no fault")[1]
+    violations = run_with(VANILLA, NO_FAULT).violations
     assert any("leases are still out" in violation for violation in violations)
     assert any("do not make" in violation for violation in violations)
     monkeypatch.undo()
@@ -149,9 +171,9 @@ def test_the_sweep_sees_a_failure_that_reaches_nobody(monkeypatch: pytest.Monkey
         return []
 
     monkeypatch.setattr("ctxcache.testing.sweep.run_script", deaf)
-    assert run_with(Kind.VANILLA, FaultPlan(), "no fault") == (0, [])
-    _, violations = run_with(Kind.VANILLA, FaultPlan(Fault("finish.synchronize")), "deaf")
-    assert violations == ["vanilla: deaf: a device failure reached nobody"]
+    assert run_with(VANILLA, NO_FAULT) == RunOutcome(0, complete=True, violations=[])
+    outcome = run_with(VANILLA, FaultRun((Fault("finish.synchronize"),)))
+    assert outcome.violations == ["vanilla: finish.synchronize raise_before: a device failure reached nobody"]
 
 
 @pytest.mark.parametrize(("kind", "kept"), [(Kind.VANILLA, "keys"), (Kind.HYBRID, "keys"), (Kind.VANILLA, "tokens")])
@@ -183,9 +205,9 @@ def test_the_runtime_sees_keys_of_other_tokens(kind: Kind, kept: str, monkeypatc
 def test_what_escapes_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception that no runtime expects does not stop the sweep: it is the run's violation."""
     monkeypatch.setattr(FakeRuntime, "prepare", lambda self: 1 / 0)
-    fired, violations = run_with(Kind.VANILLA, FaultPlan(), "escape")
-    assert fired == 0
-    assert "ZeroDivisionError escaped" in violations[0]
+    outcome = run_with(VANILLA, NO_FAULT)
+    assert outcome.fired == 0
+    assert "ZeroDivisionError escaped" in outcome.violations[0]
 
 
 def test_a_runtime_gives_up_on_a_device_that_never_recovers() -> None:
@@ -215,23 +237,48 @@ def test_the_runtime_refuses_to_go_on_without_a_request() -> None:
 def test_a_sweep_counts_what_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
     """Points, occurrences, runs and violations; unreached and undeclared points are violations."""
     progress: list[int] = []
-    monkeypatch.setattr("ctxcache.testing.sweep.reached_points", lambda kind: {"finish.synchronize": 1, "made.up": 1})
-    monkeypatch.setattr("ctxcache.testing.sweep.run_with", lambda kind, plan, name: (0, []))
-    result = sweep(Kind.VANILLA, progress=progress.append)
-    assert result.runs == {"singles": 2 * WAYS, "pairs": 16}
+    touches = Touches(VANILLA, {"finish.synchronize": [1], "made.up": [1]}, ("finish.synchronize", "made.up"))
+    monkeypatch.setattr("ctxcache.testing.sweep.survey", lambda group: touches)
+    monkeypatch.setattr(
+        "ctxcache.testing.sweep.run_with", lambda group, run: RunOutcome(0, complete=False, violations=[])
+    )
+    result = sweep(VANILLA, progress=progress.append)
+    assert result.runs == {"singles": 2 * WAYS, "pairs": 9}
     assert len(result.unfired) == 2 * WAYS
-    assert result.incomplete == 16
-    assert progress == list(range(1, 2 * WAYS + 17))
+    assert result.incomplete == 9
+    assert progress == list(range(1, 2 * WAYS + 10))
     assert "made.up is reached and not declared" in result.violations
     assert "no script reaches prepare_prefill.upload_rows" in result.violations
     assert result.as_dict()["points"] == len(fault_points(Kind.VANILLA))
 
 
-def quick_sweep(kind: Kind, *, pairs: bool, exhaustive: bool, progress: object) -> SweepResult:
+@pytest.mark.parametrize("group", [VANILLA, FaultGroup(Kind.EAGLE, page_sanitizer=True)], ids=lambda group: group.name)
+def test_a_run_is_replayed_exactly(group: FaultGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its name alone: the same deployment, faults and schedule, of a single and of a pair."""
+    made: list[tuple[Kind, int, bool, list[str]]] = []
+
+    def noted(kind: Kind, *, seed: int, plan: FaultPlan, page_sanitizer: bool) -> FakeRuntime:
+        runtime = FakeRuntime(kind, seed=seed, plan=plan, page_sanitizer=page_sanitizer)
+        made.append((kind, seed, page_sanitizer, runtime.ops.log))
+        return runtime
+
+    touches = survey(group)
+    runs = [*sample(touches.singles(), group, 1), *sample(touches.pairs(exhaustive=False), group, 1)]
+    monkeypatch.setattr("ctxcache.testing.sweep.FakeRuntime", noted)
+    for run in runs:
+        outcome = run_with(group, run)
+        assert outcome == replay(f"{group.name}: {run.name}")
+        assert outcome.fired
+        assert made[-1] == made[-2]
+
+
+def quick_sweep(group: FaultGroup, *, pairs: bool, exhaustive: bool, progress: object) -> SweepResult:
     """A sweep's result without the sweep."""
     progress(3)
-    violations = ["eagle: a page is lost"] if kind is Kind.EAGLE else []
-    return SweepResult(kind, ("a.b",), {"a.b": 2}, {"singles": 5, "pairs": 7 * pairs}, violations=violations)
+    runs = {"singles": 5, "pairs": 7 * pairs}
+    if group != FaultGroup(Kind.EAGLE):
+        return SweepResult(group, {"a.b": 2}, runs)
+    return SweepResult(group, {"a.b": 2}, runs, violations=["eagle: it's: a page is lost"], failed=["eagle: it's"])
 
 
 def test_the_command_prints_points_runs_and_violations(
@@ -244,14 +291,34 @@ def test_the_command_prints_points_runs_and_violations(
     assert main(["faults", "--kind", "vanilla"]) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("vanilla: 10 fault points")
-    assert "1 fault points, 12 runs, 0 seconds, 0 single faults that did not fire, 0 violations" in printed.out
+    assert "\nvanilla+page_sanitizer: 6 fault points\n" in printed.out
+    assert "16 fault points, 24 runs, 0 seconds, 0 single faults that did not fire, 0 violations" in printed.out
     assert "vanilla: 3 runs" in printed.err
     assert main(["faults", "--kind", "eagle", "--singles"]) == 1
-    assert "violation: eagle: a page is lost" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "violation: eagle: it's: a page is lost" in told
+    (again,) = [line.split(": ", 1)[1] for line in told.splitlines() if line.startswith("  run it again: ")]
+    assert shlex.split(again) == ["ctxcache", "faults", "--run", "eagle: it's"]
     assert main(["faults", "--singles", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
-    assert (document["runs"], document["violations"], document["unfired"]) == (30, 1, 0)
-    assert set(document["fault_points"]) == {kind.value for kind in Kind}
+    assert (document["runs"], document["violations"], document["unfired"]) == (55, 1, 0)
+    assert set(document["fault_points"]) == {group.name for group in fault_groups(Kind)}
+
+
+def test_the_command_does_one_run_again(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Status 0 where its fault struck and nothing was wrong, 1 where something was, 2 for a run that there is not."""
+    title = "vanilla: finish.synchronize raise_before, then shutdown.synchronize raise_before"
+    assert main(["faults", "--run", title]) == 0
+    assert capsys.readouterr().out == f"{title}: 2 device touches failed, 0 violations\n"
+    monkeypatch.setattr("ctxcache.testing.sweep.aftermath", lambda runtime: ["a page is lost"])
+    assert main(["faults", "--run", title]) == 1
+    assert f"violation: {title}: a page is lost\n" in capsys.readouterr().out
+    assert main(["faults", "--run", title, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["violations"] == [f"{title}: a page is lost"]
+    assert main(["faults", "--run", "vanilla: finish.synchronise raise_before"]) == 2
+    assert "no sweep has a run called" in capsys.readouterr().err
+    assert main(["faults", "--run", title, "--kind", "vanilla"]) == 2
+    assert "leave out --kind" in capsys.readouterr().err
 
 
 class InThisProcess:
@@ -274,16 +341,16 @@ class InThisProcess:
 def test_several_kinds_are_swept_side_by_side(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One worker a kind as far as there are cores; results in the order of the kinds, whoever is ready first."""
+    """One worker a group as far as there are cores; results in the order of the groups, whoever is ready first."""
     monkeypatch.setattr("ctxcache.cli.trials.sweep", quick_sweep)
     monkeypatch.setattr("ctxcache.cli.trials.ProcessPoolExecutor", InThisProcess)
-    for cores, workers in ((4, 4), (64, len(Kind))):
+    for cores, workers in ((4, 4), (64, len(fault_groups(Kind)))):
         monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
         assert main(["faults"]) == 1  # the planted violation of EAGLE
         assert InThisProcess.workers == workers
         printed = capsys.readouterr()
-        kinds = [line.split(":")[0] for line in printed.out.splitlines() if " runs with one fault" in line]
-        assert kinds == [kind.value for kind in Kind]
+        swept = [line.split(":")[0] for line in printed.out.splitlines() if " runs with one fault" in line]
+        assert swept == [group.name for group in fault_groups(Kind)]
         assert printed.err == ""  # far below the time after which progress is told
 
 

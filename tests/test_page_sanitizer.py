@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from ctxcache import PageCorruptionError, ResourceType
-from ctxcache.fsm import fault_points
+from ctxcache.fsm import FaultGroup, fault_points
 from ctxcache.fsm.table import SANITIZER_TRANSITIONS
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.testing import Fault, FaultMode, FaultPlan
 from ctxcache.testing.fake_runtime import FakeRuntime
+from ctxcache.testing.fault_runs import FaultRun, faults_at, survey
 from ctxcache.testing.simulate import Episode, draw_episode, simulate
-from ctxcache.testing.sweep import aftermath, describe, reached_points, run_with, single_faults
+from ctxcache.testing.sweep import aftermath, run_with
 
 PAGED = [kind for kind in Kind if kind is not Kind.PURE_RECURRENT]
 KINDS = pytest.mark.parametrize("kind", PAGED, ids=lambda kind: kind.value)
@@ -110,15 +111,14 @@ def test_no_write_of_a_right_runtime_is_reported(kind: Kind, monkeypatch: pytest
 @KINDS
 def test_its_own_touches_can_fail(kind: Kind) -> None:
     """Every point that it adds is reached and declared, and failing it, in every way, loses nothing."""
-    declared = set(fault_points(kind, page_sanitizer=True))
-    reached = set(reached_points(kind, page_sanitizer=True))
-    added = {point for point in reached if point not in fault_points(kind)}
-    assert any("sum_pages" in point for point in added)
-    assert {point.rstrip(".0123456789") for point in added} <= declared
-    for fault in single_faults(dict.fromkeys(sorted(added), 1)):
-        fired, violations = run_with(kind, FaultPlan(fault), describe(fault), page_sanitizer=True)
-        assert fired >= 1
-        assert violations == []
+    group = FaultGroup(kind, page_sanitizer=True)
+    own = survey(group).occurrences
+    assert any("sum_pages" in point for point in own)
+    assert set(own) == set(group.points) <= set(fault_points(kind, page_sanitizer=True))
+    for fault in (fault for point, times in own.items() for fault in faults_at(point, times[0])):
+        outcome = run_with(group, FaultRun((fault,)))
+        assert outcome.fired >= 1
+        assert outcome.violations == []
 
 
 def test_a_failed_check_poisons_like_any_drain() -> None:

@@ -10,6 +10,7 @@ import pytest
 from manager_support import checkpoint_of, keys_of, run_of
 
 from ctxcache import ContractError, InvariantError, NumpyDeviceOps
+from ctxcache.fsm import FaultGroup
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ContextCacheExecutionMode as Mode
 from ctxcache.ids import ResourceType
@@ -17,6 +18,7 @@ from ctxcache.manager import ContextCacheManager
 from ctxcache.testing import Fault, FaultInjector, FaultMode, FaultPlan, ReferenceManager
 from ctxcache.testing.deferred import DeferredDeviceOps
 from ctxcache.testing.fake_runtime import FakeRuntime
+from ctxcache.testing.fault_runs import FaultRun, Touches
 from ctxcache.testing.shadow import ShadowManager
 from ctxcache.testing.sweep import aftermath, sweep
 
@@ -156,11 +158,11 @@ def test_a_wrapper_lets_memory_through(wrap: Callable[[Any], Any]) -> None:
 
 def test_a_single_fault_that_does_not_fire_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """A point that a script reaches once cannot fail the second time: the sweep says so instead of passing it."""
-    never = Fault("prepare_prefill.reset_lengths", occurrence=10_000)
-    monkeypatch.setattr("ctxcache.testing.sweep.single_faults", lambda reached: [never])
-    result = sweep(Kind.VANILLA, pairs=False)
-    assert (len(result.unfired), result.violations, result.runs) == (1, [], {"singles": 1, "pairs": 0})
-    assert "prepare_prefill.reset_lengths" in result.unfired[0]
+    never = FaultRun((Fault("prepare_prefill.reset_lengths", occurrence=10_000),))
+    monkeypatch.setattr(Touches, "singles", lambda touches: [never])
+    result = sweep(FaultGroup(Kind.VANILLA), pairs=False)
+    assert (result.violations, result.runs) == ([], {"singles": 1, "pairs": 0})
+    assert result.unfired == ["vanilla: prepare_prefill.reset_lengths raise_before at occurrence 10000"]
 
 
 def test_a_runtime_that_does_not_settle_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 
 from ctxcache.cli.report import write_json
 from ctxcache.errors import ContractError
-from ctxcache.fsm import FAULTS, export, fault_points
+from ctxcache.fsm import FaultGroup, export
 from ctxcache.fsm.diagram import Format
 from ctxcache.fsm.picture import View
-from ctxcache.ids import ContextCacheDeploymentKind
 
 
 def diagram(chosen: Format, view: View, output: Path | None) -> None:
@@ -45,14 +44,14 @@ def warm_up(*, as_json: bool) -> None:
     )
 
 
-def listed_points(kinds: Sequence[ContextCacheDeploymentKind]) -> dict[str, list[dict[str, Any]]]:
-    """Return the fault points of deployment kinds, each with what it does and where it leads."""
-    return {each.value: _points(each) for each in kinds}
+def listed_points(groups: Sequence[FaultGroup]) -> dict[str, list[dict[str, Any]]]:
+    """Return the fault points of each group, by its name: what each point does and where it leads."""
+    return {group.name: _points(group) for group in groups}
 
 
-def faults(kinds: Sequence[ContextCacheDeploymentKind], *, as_json: bool) -> None:
-    """List the fault points of deployment kinds."""
-    listed = listed_points(kinds)
+def faults(groups: Sequence[FaultGroup], *, as_json: bool) -> None:
+    """List the fault points of each group."""
+    listed = listed_points(groups)
     if as_json:
         write_json(listed)
         return
@@ -68,14 +67,12 @@ def faults(kinds: Sequence[ContextCacheDeploymentKind], *, as_json: bool) -> Non
     sys.stdout.write("\n\n".join(blocks) + "\n")
 
 
-def _points(kind: ContextCacheDeploymentKind) -> list[dict[str, Any]]:
+def _points(group: FaultGroup) -> list[dict[str, Any]]:
     return [
         {
             "fault_point": name,
-            "does": next(fault.hook.kind.value for fault in FAULTS if fault.name == name),
-            "leads_to": list(
-                dict.fromkeys(fault.leads_to.value for fault in FAULTS if fault.name == name and kind in fault.kinds)
-            ),
+            "does": next(fault.hook.kind.value for fault in group.faults if fault.name == name),
+            "leads_to": list(dict.fromkeys(fault.leads_to.value for fault in group.faults if fault.name == name)),
         }
-        for name in fault_points(kind)
+        for name in group.points
     ]

@@ -18,7 +18,7 @@ from ctxcache.cli import commands
 from ctxcache.cli.host_table import DEFAULT, WORKS
 from ctxcache.cli.report import report
 from ctxcache.errors import ContextCacheError, ContractError
-from ctxcache.fsm import FORMATS, VIEWS
+from ctxcache.fsm import FORMATS, VIEWS, fault_groups
 from ctxcache.fsm.diagram import Format
 from ctxcache.ids import ContextCacheDeploymentKind
 
@@ -81,21 +81,26 @@ def _dispatch(arguments: Sequence[str] | None) -> int:
 
 def _faults(options: argparse.Namespace) -> int:
     kinds = tuple(ContextCacheDeploymentKind) if options.kind is None else (ContextCacheDeploymentKind(options.kind),)
+    groups = fault_groups(kinds)
     if options.list:
-        commands.faults(kinds, as_json=options.json)
+        commands.faults(groups, as_json=options.json)
         return DONE
+    from ctxcache.cli.trials import run_again, run_sweep  # noqa: PLC0415 - the list does without
+
+    if options.run is not None:
+        if options.kind is not None:
+            raise ContractError("--run names a deployment kind already; leave out --kind")
+        return DONE if run_again(options.run, as_json=options.json) else FAILED
     if not options.json:
-        commands.faults(kinds, as_json=False)
+        commands.faults(groups, as_json=False)
         sys.stdout.write("\n")
         sys.stdout.flush()
-    from ctxcache.cli.trials import run_sweep  # noqa: PLC0415 - the list does without
-
     clean = run_sweep(
-        kinds,
+        groups,
         pairs=not options.singles,
         exhaustive=options.exhaustive,
         as_json=options.json,
-        listed=commands.listed_points(kinds),
+        listed=commands.listed_points(groups),
     )
     return DONE if clean else FAILED
 
@@ -105,8 +110,8 @@ def _add_trials(subparsers: Any) -> None:
         "faults",
         help="list the fault points, and fail every one of them",
         description="List every device touch that can be made to fail, and where a request goes when it does; then fail "
-        "each in every way, alone and in ordered pairs, on small deployments, and check that nothing is lost. "
-        "Exit status 1 where something was. Takes minutes; --list takes none.",
+        "each in every way, alone and in ordered pairs, on small deployments, with the page sanitizer and without, and check "
+        "that nothing is lost. Exit status 1 where something was. Takes minutes; --list takes none.",
     )
     faults.add_argument(
         "--kind", choices=[kind.value for kind in ContextCacheDeploymentKind], help="one deployment kind; default: all"
@@ -115,6 +120,7 @@ def _add_trials(subparsers: Any) -> None:
     extent.add_argument("--list", action="store_true", help="only list them")
     extent.add_argument("--singles", action="store_true", help="leave the pairs out")
     extent.add_argument("--exhaustive", action="store_true", help="pairs in every way of failing; takes hours")
+    extent.add_argument("--run", metavar="NAME", help="only the one run that a sweep called so, exactly as it was")
     faults.add_argument("--json", action="store_true", help="print JSON")
     simulation = subparsers.add_parser(
         "simulate",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,37 +12,37 @@ from multiprocessing import get_context
 from typing import Any
 
 from ctxcache.cli.report import write_json
-from ctxcache.ids import ContextCacheDeploymentKind
+from ctxcache.fsm import FaultGroup
 from ctxcache.testing.simulate import SimulationResult, simulate
-from ctxcache.testing.sweep import SweepResult, sweep
+from ctxcache.testing.sweep import SweepResult, replay, sweep
 
 _PROGRESS_SECONDS = 5.0
 
 
 def run_sweep(
-    kinds: Sequence[ContextCacheDeploymentKind],
+    groups: Sequence[FaultGroup],
     *,
     pairs: bool,
     exhaustive: bool,
     as_json: bool,
     listed: dict[str, Any],
 ) -> bool:
-    """Sweep deployment kinds, as many at a time as there are cores; returns whether nothing was wrong.
+    """Sweep groups of fault points, as many at a time as there are cores; returns whether nothing was wrong.
 
     Args:
-        kinds: which.
+        groups: which.
         pairs: also ordered pairs of points.
         exhaustive: pairs in every way of failing.
         as_json: print one JSON document.
-        listed: the fault points of each kind, for the document.
+        listed: the fault points of each group, for the document.
     """
     started = time.perf_counter()
-    workers = min(len(kinds), os.cpu_count() or 1)
+    workers = min(len(groups), os.cpu_count() or 1)
     if workers == 1:
-        results = [_sweep_one(kind, pairs, exhaustive) for kind in kinds]
+        results = [_sweep_one(group, pairs, exhaustive) for group in groups]
     else:
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            results = list(pool.map(_sweep_one, kinds, [pairs] * len(kinds), [exhaustive] * len(kinds)))
+            results = list(pool.map(_sweep_one, groups, [pairs] * len(groups), [exhaustive] * len(groups)))
     seconds = time.perf_counter() - started
     violations = sum(len(result.violations) for result in results)
     unfired = sum(len(result.unfired) for result in results)
@@ -61,13 +62,26 @@ def run_sweep(
     for result in results:
         sys.stdout.write(_row(result))
         sys.stdout.writelines(f"  violation: {violation}\n" for violation in result.violations[:20])
-        sys.stdout.writelines(f"  did not fire: {name}\n" for name in result.unfired[:20])
-    points = sum(len(result.points) for result in results)
+        sys.stdout.writelines(f"  did not fire: {title}\n" for title in result.unfired[:20])
+        again = [*result.failed[:20], *result.unfired[:20]]
+        sys.stdout.writelines(f"  run it again: ctxcache faults --run {shlex.quote(title)}\n" for title in again)
+    points = sum(len(result.group.points) for result in results)
     sys.stdout.write(
         f"{points} fault points, {runs} runs, {seconds:.0f} seconds, {unfired} single faults that did not fire, "
         f"{violations} violations\n"
     )
     return not violations and not unfired
+
+
+def run_again(title: str, *, as_json: bool) -> bool:
+    """Do one run of a sweep once more; returns whether its faults struck and nothing was wrong."""
+    outcome = replay(title)
+    if as_json:
+        write_json({"run": title, "fired": outcome.fired, "violations": outcome.violations})
+    else:
+        sys.stdout.writelines(f"violation: {violation}\n" for violation in outcome.violations)
+        sys.stdout.write(f"{title}: {outcome.fired} device touches failed, {len(outcome.violations)} violations\n")
+    return bool(outcome.fired) and not outcome.violations
 
 
 def run_simulation(seed: int, steps: int, *, as_json: bool) -> bool:
@@ -83,8 +97,8 @@ def run_simulation(seed: int, steps: int, *, as_json: bool) -> bool:
     return not result.violations
 
 
-def _sweep_one(kind: ContextCacheDeploymentKind, pairs: bool, exhaustive: bool) -> SweepResult:  # noqa: FBT001 - mapped
-    return sweep(kind, pairs=pairs, exhaustive=exhaustive, progress=_reporter(kind.value))
+def _sweep_one(group: FaultGroup, pairs: bool, exhaustive: bool) -> SweepResult:  # noqa: FBT001 - mapped
+    return sweep(group, pairs=pairs, exhaustive=exhaustive, progress=_reporter(group.name))
 
 
 def _reporter(name: str, total: int | None = None) -> Callable[[int], None]:
@@ -103,7 +117,7 @@ def _reporter(name: str, total: int | None = None) -> Callable[[int], None]:
 
 def _row(result: SweepResult) -> str:
     return (
-        f"{result.kind.value}: {len(result.points)} points reached {sum(result.reached.values())} times, "
+        f"{result.group.name}: {len(result.group.points)} points reached {sum(result.occurrences.values())} times, "
         f"{result.runs['singles']} runs with one fault, {result.runs['pairs']} with two, {result.seconds:.0f} seconds, "
         f"{len(result.violations)} violations\n"
     )

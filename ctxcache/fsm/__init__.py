@@ -3,7 +3,7 @@
 from ctxcache.fsm.diagram import FORMATS, VIEWS, export
 from ctxcache.fsm.dot import GraphvizError
 from ctxcache.fsm.machine import DrainFailed, LifecycleModel, fire, is_declared, require_declared
-from ctxcache.fsm.points import FAULTS, FaultPoint, fault_points
+from ctxcache.fsm.points import FAULTS, FaultGroup, FaultPoint, fault_groups, fault_points
 from ctxcache.fsm.states import DESCRIPTIONS, INITIAL, LIVE, PENDING, PHASES, State
 from ctxcache.fsm.table import TRANSITIONS, TRIGGERS, Guard, Hook, HookKind, Transition
 
@@ -19,6 +19,7 @@ __all__ = [
     "TRIGGERS",
     "VIEWS",
     "DrainFailed",
+    "FaultGroup",
     "FaultPoint",
     "GraphvizError",
     "Guard",
@@ -28,6 +29,7 @@ __all__ = [
     "State",
     "Transition",
     "export",
+    "fault_groups",
     "fault_points",
     "fire",
     "is_declared",

@@ -6,6 +6,7 @@ Derived from the table alone. A hook that enqueues fails through `device_failed`
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ctxcache.errors import ContractError
@@ -61,6 +62,41 @@ SANITIZER_FAULTS: tuple[FaultPoint, ...] = tuple(
 """The same of what the page sanitizer adds."""
 
 
+@dataclass(frozen=True, slots=True)
+class FaultGroup:
+    """Fault points that are listed and swept together: those of a deployment kind, or what the page sanitizer adds.
+
+    Attributes:
+        kind: the deployment kind.
+        page_sanitizer: whether these are the page sanitizer's own; a drain of its own may be named as one of the kind's.
+    """
+
+    kind: ContextCacheDeploymentKind
+    page_sanitizer: bool = False
+
+    @property
+    def name(self) -> str:
+        """The kind's name, with `+page_sanitizer` behind it where these are the sanitizer's."""
+        return f"{self.kind.value}+page_sanitizer" if self.page_sanitizer else self.kind.value
+
+    @property
+    def faults(self) -> tuple[FaultPoint, ...]:
+        """Its fault points, in the order of a request's life; the same name may come more than once."""
+        declared = SANITIZER_FAULTS if self.page_sanitizer else FAULTS
+        return tuple(fault for fault in declared if self.kind in fault.kinds)
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        """Their names, each once."""
+        return tuple(dict.fromkeys(fault.name for fault in self.faults))
+
+
+def fault_groups(kinds: Iterable[ContextCacheDeploymentKind]) -> tuple[FaultGroup, ...]:
+    """Return the groups of these kinds that have a point: each kind's own, then the page sanitizer's under it."""
+    groups = (FaultGroup(kind, page_sanitizer) for kind in kinds for page_sanitizer in (False, True))
+    return tuple(group for group in groups if group.faults)
+
+
 def fault_points(kind: ContextCacheDeploymentKind, *, page_sanitizer: bool = False) -> tuple[str, ...]:
     """Names of the device touches that a deployment of this kind can make, in the order of a request's life.
 
@@ -72,5 +108,5 @@ def fault_points(kind: ContextCacheDeploymentKind, *, page_sanitizer: bool = Fal
     """
     if not isinstance(kind, ContextCacheDeploymentKind):
         raise ContractError(f"fault_points got {kind!r}; pass a ContextCacheDeploymentKind member")
-    faults = (*FAULTS, *SANITIZER_FAULTS) if page_sanitizer else FAULTS
-    return tuple(dict.fromkeys(fault.name for fault in faults if kind in fault.kinds))
+    added = FaultGroup(kind, page_sanitizer=True).points if page_sanitizer else ()
+    return tuple(dict.fromkeys((*FaultGroup(kind).points, *added)))

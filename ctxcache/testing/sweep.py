@@ -6,189 +6,148 @@ them fails in turn, the whole script runs on behind it as a careful runtime woul
 
 from __future__ import annotations
 
-import random
 import time
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple
 
-from ctxcache.errors import ContextCacheError
-from ctxcache.fsm import State
-from ctxcache.fsm.points import fault_points
+from ctxcache.errors import ContextCacheError, ContractError
+from ctxcache.fsm import FaultGroup, State, fault_groups
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ResourceType
 from ctxcache.testing.fake_runtime import FakeRuntime, RequestEnded, WaitFailed
-from ctxcache.testing.faults import Fault, FaultMode, FaultPlan, InjectedFaultError
-from ctxcache.testing.scripts import ENDPOINTS, PROMPTS, InjectedInterrupt, quiet_log, run_script
-
-_Item = TypeVar("_Item")
-
-_RAISES = (FaultMode.RAISE_BEFORE, FaultMode.RAISE_AFTER, FaultMode.FAIL_SYNCHRONIZE)
-_ERRORS: tuple[type[BaseException], ...] = (InjectedFaultError, InjectedInterrupt)
-
-_PAIR_MODES = (FaultMode.RAISE_BEFORE, FaultMode.FAIL_SYNCHRONIZE)
-
-
-class Chain(FaultPlan):
-    """Two faults in order: the second is looked for only once the first has struck."""
-
-    def __init__(self, first: Fault, second: Fault) -> None:
-        super().__init__(first, second)
-        self._left = [first, second]
-        self._reached: Counter[str] = Counter()
-
-    @property
-    def complete(self) -> bool:
-        """Whether both have struck."""
-        return not self._left
-
-    def strike(self, point: str, times_reached: int) -> Fault | None:
-        """See `FaultPlan.strike`; each fault's occurrences are counted from where it is looked for."""
-        del times_reached
-        self._reached[point] += 1
-        if not self._left or not self._left[0].strikes(point, self._reached[point]):
-            return None
-        self._reached.clear()
-        return self._left.pop(0)
+from ctxcache.testing.fault_runs import Chain, FaultRun, survey
+from ctxcache.testing.faults import FaultPlan
+from ctxcache.testing.scripts import ENDPOINTS, PROMPTS, quiet_log, run_script
 
 
 @dataclass(slots=True)
 class SweepResult:
-    """What a sweep of one deployment kind came to.
+    """What a sweep of one group of fault points came to.
 
     Attributes:
-        kind: which.
-        points: names of the fault points, as declared.
-        reached: how often a script without faults reaches each.
+        group: which.
+        occurrences: how often a script without faults makes each of the group's touches.
         runs: single faults, then pairs, that were run.
-        unfired: runs of single faults in which nothing failed.
+        unfired: runs of single faults in which nothing failed, as `replay` takes them.
         incomplete: pairs whose second fault found nothing left to strike.
         violations: what was wrong after which run.
+        failed: the runs after which something was wrong, as `replay` takes them.
         seconds: wall time.
     """
 
-    kind: Kind
-    points: tuple[str, ...] = ()
-    reached: dict[str, int] = field(default_factory=dict)
+    group: FaultGroup
+    occurrences: dict[str, int] = field(default_factory=dict)
     runs: dict[str, int] = field(default_factory=lambda: {"singles": 0, "pairs": 0})
     unfired: list[str] = field(default_factory=list)
     incomplete: int = 0
     violations: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     def as_dict(self) -> dict[str, object]:
         """Return it as plain values."""
         return {
-            "kind": self.kind.value,
-            "points": len(self.points),
-            "occurrences": sum(self.reached.values()),
+            "kind": self.group.kind.value,
+            "page_sanitizer": self.group.page_sanitizer,
+            "points": len(self.group.points),
+            "occurrences": sum(self.occurrences.values()),
             "runs": dict(self.runs),
             "unfired": list(self.unfired),
             "incomplete_pairs": self.incomplete,
             "violations": list(self.violations),
+            "failed": list(self.failed),
             "seconds": round(self.seconds, 2),
         }
 
 
+class RunOutcome(NamedTuple):
+    """What one run came to: how many points failed, whether all its faults struck, and what was wrong afterwards."""
+
+    fired: int
+    complete: bool
+    violations: list[str]
+
+
 def sweep(
-    kind: Kind, *, pairs: bool = True, exhaustive: bool = False, progress: Callable[[int], None] = lambda _: None
+    group: FaultGroup, *, pairs: bool = True, exhaustive: bool = False, progress: Callable[[int], None] = lambda _: None
 ) -> SweepResult:
-    """Fail every point of one deployment kind.
+    """Fail every point of one group.
 
     Args:
-        kind: the deployment.
+        group: the points; the deployment is theirs.
         pairs: also every ordered pair of points.
         exhaustive: pairs in every way of failing, instead of raising before the effect and failing the synchronise.
         progress: called with the runs so far.
     """
     started = time.perf_counter()
-    result = SweepResult(kind, fault_points(kind))
-    result.reached = reached_points(kind)
-    result.violations += [f"no script reaches {point}" for point in result.points if point not in result.reached] + [
-        f"{point} is reached and not declared" for point in result.reached if point not in result.points
+    touches = survey(group)
+    result = SweepResult(group, {point: len(times) for point, times in touches.occurrences.items()})
+    points = group.points
+    result.violations += [f"no script reaches {point}" for point in points if point not in touches.occurrences] + [
+        f"{point} is reached and not declared" for point in touches.occurrences if point not in points
     ]
-    for fault in single_faults(result.reached):
-        fired, violations = run_with(kind, FaultPlan(fault), describe(fault))
-        result.runs["singles"] += 1
-        result.violations += violations
-        if not fired:
-            result.unfired.append(describe(fault))
+    for run in touches.singles():
+        outcome = _run_into(result, run, "singles")
+        if not outcome.fired:
+            result.unfired.append(_title(group, run))
         progress(sum(result.runs.values()))
     if pairs:
-        for first, second in pair_faults(result.reached, exhaustive=exhaustive):
-            plan = Chain(first, second)
-            _, violations = run_with(kind, plan, f"{describe(first)}, then {describe(second)}")
-            result.runs["pairs"] += 1
-            result.incomplete += not plan.complete
-            result.violations += violations
+        for run in touches.pairs(exhaustive=exhaustive):
+            result.incomplete += not _run_into(result, run, "pairs").complete
             progress(sum(result.runs.values()))
     result.seconds = time.perf_counter() - started
     return result
 
 
-def reached_points(kind: Kind, *, page_sanitizer: bool = False) -> dict[str, int]:
-    """Say which fault points the script reaches without a fault, and how often; the runtime's own waits left out."""
-    runtime = FakeRuntime(kind, page_sanitizer=page_sanitizer)
-    with quiet_log():
-        run_script(runtime)
-    counts = Counter(point for point in runtime.ops.log if not point.startswith("outside."))
-    return dict(sorted(counts.items()))
+def replay(title: str) -> RunOutcome:
+    """Do one run of a sweep again, exactly: the same faults, on the same schedule.
 
+    Args:
+        title: what a sweep called it: the group's name, a colon, the faults in words.
 
-def single_faults(reached: dict[str, int]) -> Iterator[Fault]:
-    """Every occurrence of every point, in every way, once and from then on."""
-    for point, count in reached.items():
-        for occurrence in range(1, count + 1):
-            for persistent in (False, True):
-                yield Fault(point, FaultMode.ERROR_CODE, occurrence, persistent)
-                for mode in _RAISES:
-                    for error in _ERRORS:
-                        yield Fault(point, mode, occurrence, persistent, error)
-
-
-def pair_faults(points: Iterable[str], *, exhaustive: bool) -> Iterator[tuple[Fault, Fault]]:
-    """Every ordered pair of points, a point with itself included."""
-    names = list(points)
-    ways = [Fault(point, mode) for point in names for mode in (tuple(FaultMode) if exhaustive else _PAIR_MODES)]
-    if exhaustive:
-        ways += [Fault(point, mode, exception=InjectedInterrupt) for point in names for mode in _RAISES]
-    for first in ways:
-        for second in ways:
-            yield first, second
-
-
-def describe(fault: Fault) -> str:
-    """Say one fault in words."""
-    words = [fault.point, fault.mode.value]
-    if fault.occurrence > 1:
-        words.append(f"at occurrence {fault.occurrence}")
-    if fault.persistent:
-        words.append("from then on")
-    if fault.exception is InjectedInterrupt:
-        words.append("as BaseException")
-    return " ".join(words)
-
-
-def run_with(kind: Kind, plan: FaultPlan, name: str, *, page_sanitizer: bool = False) -> tuple[int, list[str]]:
-    """Run the script under a plan and look everything over.
-
-    Returns:
-        How many points failed, and what was wrong, each with the run's name.
+    Raises:
+        ContractError: no sweep has such a run.
     """
-    seed = zlib.crc32(f"{kind.value} {name}".encode())
-    runtime = FakeRuntime(kind, seed=seed, plan=plan, page_sanitizer=page_sanitizer)
+    for group in fault_groups(Kind):
+        if title.startswith(f"{group.name}: "):
+            touches = survey(group)
+            for run in (*touches.singles(), *touches.pairs(exhaustive=True)):
+                if _title(group, run) == title:
+                    return run_with(group, run)
+    raise ContractError(f"no sweep has a run called {title!r}; copy one from what `ctxcache faults` printed")
+
+
+def run_with(group: FaultGroup, run: FaultRun) -> RunOutcome:
+    """Run the script with faults, on a schedule that follows from what they are called, and look everything over."""
+    plan, seed = run.plan(), zlib.crc32(f"{group.name} {run.name}".encode())
+    runtime = FakeRuntime(group.kind, seed=seed, plan=plan, page_sanitizer=group.page_sanitizer)
     try:
         with quiet_log():
             heard = run_script(runtime)
             fired = len(runtime.ops.fired)
             violations = aftermath(runtime)
     except Exception as error:  # noqa: BLE001 - whatever escapes is a finding
-        return len(runtime.ops.fired), [f"{kind.value}: {name}: {type(error).__name__} escaped: {error}"]
-    if fired and not heard:
-        violations.append("a device failure reached nobody")
-    return fired, [f"{kind.value}: {name}: {violation}" for violation in violations]
+        fired, violations = len(runtime.ops.fired), [f"{type(error).__name__} escaped: {error}"]
+    else:
+        if fired and not heard:
+            violations.append("a device failure reached nobody")
+    complete = not isinstance(plan, Chain) or plan.complete
+    return RunOutcome(fired, complete, [f"{_title(group, run)}: {violation}" for violation in violations])
+
+
+def _title(group: FaultGroup, run: FaultRun) -> str:
+    return f"{group.name}: {run.name}"
+
+
+def _run_into(result: SweepResult, run: FaultRun, count: str) -> RunOutcome:
+    outcome = run_with(result.group, run)
+    result.runs[count] += 1
+    result.violations += outcome.violations
+    if outcome.violations:
+        result.failed.append(_title(result.group, run))
+    return outcome
 
 
 def aftermath(runtime: FakeRuntime) -> list[str]:
@@ -253,10 +212,3 @@ def check_balance(runtime: FakeRuntime, violations: list[str]) -> None:
             violations.append(
                 f"{resource.value}: {pool.free} free and {len(indices)} cached do not make {pool.capacity}"
             )
-
-
-def shuffled(items: Iterable[_Item], seed: str, count: int) -> list[_Item]:
-    """Return a sample of faults, or of pairs of them, that is the same every time."""
-    chosen = list(items)
-    random.Random(seed).shuffle(chosen)  # noqa: S311 - a sample is no secret
-    return chosen[:count]

@@ -75,10 +75,11 @@ def hunt(number: int) -> str:
     """Plant a fault in this process and look for it; returns who saw it, or nothing."""
     sys.meta_path.insert(0, _Planter(MUTANTS[number]))
     try:
+        from ctxcache.fsm import FaultGroup  # noqa: PLC0415
         from ctxcache.ids import ContextCacheDeploymentKind  # noqa: PLC0415 - the fault must be planted first
-        from ctxcache.testing.faults import FaultPlan  # noqa: PLC0415
+        from ctxcache.testing.fault_runs import FaultRun, faults_at, survey  # noqa: PLC0415
         from ctxcache.testing.simulate import simulate  # noqa: PLC0415
-        from ctxcache.testing.sweep import reached_points, run_with, single_faults  # noqa: PLC0415
+        from ctxcache.testing.sweep import run_with  # noqa: PLC0415
     except Exception as error:  # noqa: BLE001 - it does not even import
         return f"the import: {error!r}"
     for seed in SEEDS:
@@ -86,9 +87,9 @@ def hunt(number: int) -> str:
         if result.violations:
             return f"simulate --seed {seed}: {result.violations[0]}"
     for kind in ContextCacheDeploymentKind:
-        reached = reached_points(kind)
-        for fault in single_faults(dict.fromkeys(reached, 1)):
-            violations = run_with(kind, FaultPlan(fault), fault.point)[1]
+        group = FaultGroup(kind)
+        for fault in (fault for point in survey(group).points for fault in faults_at(point, 1)):
+            violations = run_with(group, FaultRun((fault,))).violations
             if violations:
                 return f"sweep: {violations[0]}"
     return ""
