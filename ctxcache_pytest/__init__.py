@@ -52,6 +52,7 @@ def ctxcache_faults() -> Callable[..., FaultInjector]:
     def wrap(coordinator: ContextCacheCoordinator, *faults: Fault) -> FaultInjector:
         from ctxcache.testing import FaultInjector, FaultPlan  # noqa: PLC0415 - not before a fixture runs
 
+        _check_coordinator(coordinator)
         injector = FaultInjector(coordinator.device_ops, FaultPlan(*faults))
         coordinator.replace_device_ops(injector)
         return injector
@@ -103,12 +104,22 @@ def judge(coordinator: ContextCacheCoordinator, ledger: OwnershipLedger) -> None
         pytest.fail(f"{coordinator.manager.num_leases} leases are out, and no request holds them")
 
 
+def _check_coordinator(coordinator: Any) -> None:
+    from ctxcache import ContextCacheCoordinator, ContractError  # noqa: PLC0415 - not before a fixture runs
+
+    if not isinstance(coordinator, ContextCacheCoordinator):
+        raise ContractError(
+            f"the fixture got a {type(coordinator).__name__}; pass the ContextCacheCoordinator that your runtime holds"
+        )
+
+
 def _deferred(coordinator: ContextCacheCoordinator, seed: int) -> DeferredDeviceOps:
     """Return the lazy stream of a coordinator, made where there is none: innermost but for the ops that do the work."""
     import random  # noqa: PLC0415 - likewise
 
     from ctxcache.testing import DeferredDeviceOps, FaultInjector  # noqa: PLC0415 - likewise
 
+    _check_coordinator(coordinator)
     outer: FaultInjector | None = None
     ops: Any = coordinator.device_ops
     while isinstance(ops, FaultInjector):

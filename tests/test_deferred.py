@@ -211,6 +211,39 @@ def test_the_ledger_sees_an_early_publication() -> None:
     assert ["was published" in violation for violation in runtime.ledger.violations] == [True]
 
 
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        (ContextCacheDeploymentKind.VANILLA, "were published"),
+        (ContextCacheDeploymentKind.HYBRID, "were published as a checkpoint"),
+    ],
+)
+def test_the_ledger_takes_work_that_names_nothing_to_touch_everything(
+    kind: ContextCacheDeploymentKind, change: str
+) -> None:
+    """Publishing and releasing before it was proven breaks the rule; `uses=()`, or a synchronise, makes it well."""
+
+    def run(*, proven: bool, **uses: Any) -> list[str]:
+        runtime = FakeRuntime(kind)
+        runtime.begin([[1, 2, 3, 1, 2, 3]])
+        runtime.prepare()
+        runtime.compute_prompts()
+        runtime.capture()
+        runtime.wait()
+        runtime.deferred.enqueue(lambda: None, **uses)
+        if proven:
+            runtime.deferred.synchronize(None, None)
+        runtime.finalize()
+        runtime.finish()
+        return list(runtime.ledger.violations)
+
+    assert run(proven=True) == []
+    assert run(proven=False, uses=()) == []
+    violations = run(proven=False)
+    assert violations[0].startswith(f"pages {change} while work that the runtime had enqueued was not proven complete")
+    assert violations[-1].startswith("pages were released while work")
+
+
 def test_the_ledger_hears_a_runtime_of_the_users_own() -> None:
     """It needs a coordinator and the lazy stream, nothing of the fake runtime."""
     runtime = FakeRuntime(ContextCacheDeploymentKind.HYBRID)

@@ -56,15 +56,22 @@ def test_a_run_that_uses_no_fixture_imports_nothing_heavy(tmp_path: Path) -> Non
     assert "1 passed" in done.stdout
 
 
-def test_the_page_shows_tests_that_pass(tmp_path: Path) -> None:
-    """What docs/testing.md shows is a runtime and its tests, run here as they stand."""
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 2
-    done = run(tmp_path, "--ctxcache-seed", "3", test_page="\n\n".join(blocks))
+@pytest.mark.parametrize("seed", [2, 3])
+def test_the_page_shows_tests_that_pass(tmp_path: Path, seed: int) -> None:
+    """What docs/testing.md shows is a runtime and its tests, run here as they stand, whatever the schedule is.
+
+    With 2 a page-table row arrives after a model that was not enqueued would have read it; with 3 before.
+    """
+    text = PAGE.read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 3
+    done = run(tmp_path, "-s", "--ctxcache-seed", str(seed), test_page="\n\n".join(blocks))
     assert done.returncode == 0, done.stdout
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None
     assert int(passed[1]) >= 10
+    (message,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
+    assert message in done.stdout
 
 
 CARELESS = """
@@ -89,6 +96,15 @@ def test_reports_before_it_waits(ctxcache_watch, ctxcache_deferred):
     runtime.compute_prompts()
     runtime.finalize()
     runtime.finish()
+
+
+def test_reports_before_it_waits_and_says_nothing_of_pages(ctxcache_watch, ctxcache_deferred):
+    coordinator = started().coordinator
+    ctxcache_watch(coordinator)
+    enqueue = ctxcache_deferred(coordinator).enqueue
+    with coordinator.session([[1, 2, 3, 1, 2, 3]]) as session:
+        enqueue(lambda: None)
+        session.prefilled([4])
 
 
 def test_releases_behind_the_coordinators_back(ctxcache_watch):
@@ -119,6 +135,13 @@ def test_a_fault_that_could_never_strike_is_refused(ctxcache_faults):
     ctxcache_faults(runtime.coordinator, Fault("*.upload_rows*"), Fault("compact_batch.upload_rows.draft.2"))
 
 
+def test_what_is_no_coordinator_is_refused(ctxcache_faults, ctxcache_watch, ctxcache_deferred):
+    runtime = started()
+    for wrap in (ctxcache_faults, ctxcache_watch, ctxcache_deferred):
+        with pytest.raises(ValueError, match="got a FakeRuntime; pass the ContextCacheCoordinator"):
+            wrap(runtime)
+
+
 def test_wraps_in_any_order(ctxcache_faults, ctxcache_deferred):
     runtime = started()
     inner = runtime.coordinator.device_ops
@@ -140,7 +163,8 @@ def test_the_watch_fails_a_careless_runtime(tmp_path: Path) -> None:
     done = run(tmp_path, "--ctxcache-seed", "11", test_careless=CARELESS)
     assert "base_kv_page 0 was published while the device may still write it" in done.stdout
     assert "1 leases are out, and no request holds them" in done.stdout
-    assert "6 passed, 2 errors" in done.stdout, done.stdout
+    assert "pages were published while work that the runtime had enqueued was not proven complete" in done.stdout
+    assert "8 passed, 3 errors" in done.stdout, done.stdout
 
 
 def test_each_test_has_a_seed_of_its_own_that_repeats(tmp_path: Path) -> None:

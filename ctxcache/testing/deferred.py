@@ -66,12 +66,14 @@ class DeferredDeviceOps:
     Attributes:
         inner: the ops that do the work.
         unproven: what the work uses that was enqueued since the last successful `synchronize`, whether it has run or not.
+        num_unproven_unnamed: pieces of the runtime's work, enqueued since then, of which nobody said what they use.
     """
 
     def __init__(self, inner: RuntimeDeviceOps, rng: RandomSource) -> None:
         _check_source(rng)
         self.inner = inner
         self.unproven: list[Use] = []
+        self.num_unproven_unnamed = 0
         self._rng = rng
         self._queue: deque[Callable[[], None]] = deque()
         self._error: BaseException | None = None
@@ -91,22 +93,24 @@ class DeferredDeviceOps:
         """Let what has not run yet never run, as on a device that failed. It is not proven complete by that."""
         self._queue.clear()
 
-    def enqueue(self, work: Callable[[], None], *, uses: Iterable[Use] = ()) -> None:
+    def enqueue(self, work: Callable[[], None], *, uses: Iterable[Use] | None = None) -> None:
         """Enqueue the runtime's own work, a model's step for example.
 
         Args:
             work: runs later, in stream order.
-            uses: pages and snapshot slots that it touches.
+            uses: pages and snapshot slots that it touches. Left out, it may touch all that its request holds, so that an
+                `OwnershipLedger` objects when anything is published or released before it was proven complete.
 
         Raises:
             ContractError: something that cannot be called, or is no `Use`. Nothing has changed.
         """
-        touched = list(uses)
+        touched = [] if uses is None else list(uses)
         wrong = next((use for use in touched if not isinstance(use, Use)), None)
         if wrong is not None or not callable(work):
             raise ContractError(f"enqueue got {work!r} and the use {wrong!r}; pass a function, and Use values")
         self._let_run()
         self.unproven.extend(touched)
+        self.num_unproven_unnamed += uses is None
         self._queue.append(work)
 
     def operation(self, name: str) -> None:
@@ -225,6 +229,7 @@ class DeferredDeviceOps:
                 finally:
                     del error  # its traceback holds this frame
             self.unproven.clear()
+            self.num_unproven_unnamed = 0
         return code
 
     def _enqueue(self, work: Callable[[], None], uses: Iterable[Use] = ()) -> None:

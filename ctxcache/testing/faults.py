@@ -153,7 +153,9 @@ class FaultInjector:
     @plan.setter
     def plan(self, plan: FaultPlan) -> None:
         if not isinstance(plan, FaultPlan):
-            raise ContractError(f"the plan is {plan!r}; pass a FaultPlan")
+            raise ContractError(
+                f"the plan is {plan!r}; pass a FaultPlan, for example FaultPlan(Fault('finish.synchronize'))"
+            )
         for fault in plan.faults:
             if not _may_exist(fault.point):
                 raise ContractError(

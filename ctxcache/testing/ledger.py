@@ -97,7 +97,9 @@ class OwnershipLedger:
         del keys
         base = lease.base_pages[: resident_state_length // self._tokens_per_page]
         draft = lease.draft_pages[: draft_state_length // self._tokens_per_page]
-        self._look("was published", _pages(BASE, base) | _pages(DRAFT, draft), writes_only=True)
+        published = _pages(BASE, base) | _pages(DRAFT, draft)
+        self._look("was published", published, writes_only=True)
+        self._look_for_unnamed("were published", published)
 
     def _has_reserved(self, reservation: HybridSnapshotReservation | None, lease: CacheRequestLease, *_: Any) -> None:
         if reservation is not None:
@@ -116,7 +118,9 @@ class OwnershipLedger:
         if lease.draft_pages.size:  # with MTP the boundary token always lives in a private page
             num_blocks = (checkpoint.exact_length - 1) // self._tokens_per_page
         blocks = _pages(BASE, lease.base_pages[:num_blocks]) | _pages(DRAFT, lease.draft_pages[:num_blocks])
-        self._look("was published as a checkpoint", blocks | _slots(reservation), writes_only=True)
+        published = blocks | _slots(reservation)
+        self._look("was published as a checkpoint", published, writes_only=True)
+        self._look_for_unnamed("were published as a checkpoint", published)
 
     def _retires(self, lease: CacheRequestLease, reservation: HybridSnapshotReservation) -> None:
         self._reserved.pop(_key(lease), None)
@@ -131,6 +135,7 @@ class OwnershipLedger:
         if reservation is not None:
             held |= _slots(reservation)
         self._look("was released", held)
+        self._look_for_unnamed("were released", held)
 
     def _look(self, change: str, resources: Resources, *, writes_only: bool = False) -> None:
         changed = set(resources)
@@ -141,6 +146,14 @@ class OwnershipLedger:
                     f"{use.resource.value} {use.index} {change} while the device may still "
                     f"{'write' if use.writes else 'read'} it: {use.work} was not proven complete"
                 )
+
+    def _look_for_unnamed(self, change: str, resources: Resources) -> None:
+        """Work that does not say what it touches may touch anything that its request holds."""
+        if self._ops.num_unproven_unnamed and set(resources):
+            self.violations.append(
+                f"pages {change} while work that the runtime had enqueued was not proven complete; synchronize the stream "
+                "before you report, or say with enqueue(work, uses=...) that it touches others"
+            )
 
 
 def _check_stream(coordinator: Any, ops: Any) -> None:
