@@ -10,7 +10,6 @@ import random
 import warnings
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ctxcache.admission import (
@@ -23,13 +22,13 @@ from ctxcache.coordinator import ContextCacheCoordinator
 from ctxcache.device.numpy_ops import NumpyDeviceOps
 from ctxcache.handle import RequestHandle
 from ctxcache.identity import BlockKeyExtras
-from ctxcache.ids import ContextCacheCommitPolicy, ContextCacheLookupPolicy, ResourceType
+from ctxcache.ids import ContextCacheCommitPolicy, ContextCacheLookupPolicy
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ContextCacheExecutionMode as Mode
 from ctxcache.modes import STEP_RULES, CommonLengths
 from ctxcache.outcomes import CacheRequestLease
-from ctxcache.testing.deferred import DeferredDeviceOps, Use
+from ctxcache.testing.deferred import DeferredDeviceOps
 from ctxcache.testing.deployments import (
     SPECULATIVE_MODES,
     STEP_TOKENS,
@@ -39,17 +38,13 @@ from ctxcache.testing.deployments import (
     make_hidden_states,
     make_resources,
 )
-from ctxcache.testing.fake_model import HiddenModel, PagedModel, RecurrentModel, Span
 from ctxcache.testing.faults import OUTSIDE, FaultInjector, FaultPlan
 from ctxcache.testing.identities import Media, extras_of, media_behind, media_of
 from ctxcache.testing.key_oracle import KeyOracle
 from ctxcache.testing.ledger import OwnershipLedger
-from ctxcache.testing.oracle import Part, Transcript
+from ctxcache.testing.model_work import MODEL_ROW, RESTORED_ROW, ModelWork, Running, sample
+from ctxcache.testing.oracle import Transcript
 from ctxcache.testing.probes import probe_poisoned
-
-_MODEL_ROW, _RESTORED_ROW = 0, 1
-"""Rows of the hidden states: where the model leaves its own, and where a restored one goes."""
-
 
 _REMEMBERED = 6
 """Sequences that a runtime remembers."""
@@ -61,31 +56,6 @@ class RequestEnded(Exception):  # noqa: N818 - an outcome, not an error
 
 class WaitFailed(Exception):  # noqa: N818 - likewise
     """The runtime's own synchronisation failed: its model did not run to the end."""
-
-
-@dataclass(slots=True, eq=False)
-class Running:
-    """One sequence of the batch, as the runtime knows it. Lengths are in tokens.
-
-    Attributes:
-        lease: its hold on pages, to be read.
-        media: digests of its prompt's positions, `None` for text.
-        transcript: its tokens.
-        reused: what the prefill did not compute.
-        committed: tokens whose state is materialised, or will be once the stream has run.
-        common: tokens on which base and draft agree.
-        draft_valid: tokens whose draft state holds.
-        draft_length: the draft's device length.
-    """
-
-    lease: CacheRequestLease
-    media: Media
-    transcript: Transcript
-    reused: int
-    committed: int
-    common: int
-    draft_valid: int
-    draft_length: int
 
 
 class FakeRuntime:
@@ -145,15 +115,8 @@ class FakeRuntime:
         self._mapping = host.allocate((self.sizes.max_batch,), "int32")
         self._next_running: list[Running] = []
         self._num_poisonings = 0
-        self._hidden = make_hidden_states(self.deployment, host)
-        base, draft = self.resources.base_cache, self.resources.draft_cache
-        self._base = PagedModel(base, self.resources.base_page_table, (Part.KEY, Part.VALUE), self.violations)
-        self._recurrent = RecurrentModel(base, self.violations)
-        self._draft: PagedModel | None = None
-        if draft is not None:
-            parts = (Part.DRAFT_KEY, Part.DRAFT_VALUE)
-            self._draft = PagedModel(draft, self.resources.draft_page_table, parts, self.violations)
-        self._hidden_model = None if self._hidden is None else HiddenModel(self._hidden, self.violations)
+        hidden = make_hidden_states(self.deployment, host)
+        self._model = ModelWork(self.resources, hidden, self.deferred, self.violations)
         self._step: tuple[list[ContextCacheSequenceAdvance], list[int]] = ([], [])
 
     @property
@@ -227,15 +190,19 @@ class FakeRuntime:
             stops = [length for length in endpoints if running.reused < length <= end] if self.mode is Mode.MTP else []
             if self.mode is Mode.MTP and running.reused:
                 self._must(
-                    self.coordinator.restore_hybrid_mtp_boundary_hidden(self.request, slot, self._hidden, _RESTORED_ROW)
+                    self.coordinator.restore_hybrid_mtp_boundary_hidden(
+                        self.request, slot, self._model.hidden, RESTORED_ROW
+                    )
                 )
-                self._fold(slot, running)
+                self._model.fold(slot, running)
             for stop in dict.fromkeys((*stops, end)):
                 self._compute(slot, running, stop, "prefill")
                 if stop in stops:
-                    self._leave_hidden_row(slot, running, stop)
+                    self._model.leave_hidden_row(slot, running, stop)
                     self._must(
-                        self.coordinator.publish_hybrid_mtp_endpoint(self.request, slot, stop, self._hidden, _MODEL_ROW)
+                        self.coordinator.publish_hybrid_mtp_endpoint(
+                            self.request, slot, stop, self._model.hidden, MODEL_ROW
+                        )
                     )
 
     def capture(self) -> None:
@@ -259,7 +226,7 @@ class FakeRuntime:
         advances = []
         for running in self.running:
             length = running.committed
-            token = self._sample(running)
+            token = sample(running.transcript)
             running.transcript.extend([token])
             running.common = length
             advances.append(ContextCacheSequenceAdvance([token], length))
@@ -269,7 +236,7 @@ class FakeRuntime:
         self._must(status)
         if self.mode is Mode.EAGLE:
             for slot, running in enumerate(self.running):
-                self._compute_draft(slot, running, running.common, running.common, "draft initialisation")
+                self._model.compute_draft(slot, running, running.common, running.common, "draft initialisation")
 
     def grow(self, headroom: DecodingKvHeadroom | None = None) -> None:
         """Prepare a decode step, which must come out as was foretold."""
@@ -295,16 +262,16 @@ class FakeRuntime:
             before = running.committed
             tokens = []
             for _ in range(count):
-                tokens.append(self._sample(running))
+                tokens.append(sample(running.transcript))
                 running.transcript.extend(tokens[-1:])
             self._compute(slot, running, before + count, "step", junk_stop=before + base_tokens)
             advances.append(ContextCacheSequenceAdvance(tokens, running.committed))
             lag = lags[slot % len(lags)] if lags else 0
             running.common = max(running.common, running.committed - lag)
-            if self._draft is not None and self.paired:
+            if self.paired:
                 valid = running.common if self.mode is Mode.EAGLE else running.committed
                 junk = max(valid, before + draft_tokens)
-                self._compute_draft(slot, running, valid, junk, "draft step")
+                self._model.compute_draft(slot, running, valid, junk, "draft step")
             common.append(running.common)
         self._step = (advances, common)
 
@@ -385,57 +352,12 @@ class FakeRuntime:
 
     def spoil_states(self) -> None:
         """Leave in every recurrent slot what another request would."""
-        self._recurrent.spoil(0x5A5A5A5A5A5A5A5A)
-
-    # The model
+        self._model.spoil_states()
 
     def _compute(self, slot: int, running: Running, stop: int, what: str, *, junk_stop: int = 0) -> None:
-        start, transcript = running.committed, running.transcript
-        row = tuple(running.lease.base_pages.tolist())
-        span = Span(valid=start, start=start, stop=stop, junk_stop=max(stop, junk_stop), length=start, row=row)
-        running.committed = stop
-
-        batch = len(self.running)
-
-        def work() -> None:
-            self._base.run(slot, transcript, span, what)
-            self._base.check_idle_rows(batch, what)
-            self._recurrent.run(slot, transcript, start, stop, what)
-
-        self.deferred.enqueue(work, uses=self._uses(running.lease, ResourceType.BASE_KV_PAGE, span, what))
+        self._model.compute(slot, running, stop, what, junk_stop=junk_stop, batch=len(self.running))
         if self.mode is Mode.MTP:
-            self._compute_draft(slot, running, stop - 1, stop - 1, f"draft {what}")
-
-    def _compute_draft(self, slot: int, running: Running, stop: int, junk_stop: int, what: str) -> None:
-        model, transcript = self._draft, running.transcript
-        if model is None or stop < running.draft_valid:
-            return
-        start = running.draft_valid
-        row, junk_stop = tuple(running.lease.draft_pages.tolist()), max(stop, junk_stop)
-        span = Span(valid=start, start=start, stop=stop, junk_stop=junk_stop, length=running.draft_length, row=row)
-        running.draft_valid = running.draft_length = stop
-        uses = self._uses(running.lease, ResourceType.DRAFT_KV_PAGE, span, what)
-        self.deferred.enqueue(lambda: model.run(slot, transcript, span, what), uses=uses)
-
-    def _fold(self, slot: int, running: Running) -> None:
-        """Compute the draft's state of the boundary token from the restored hidden row."""
-        transcript, length, model = running.transcript, running.reused, self._hidden_model
-        running.draft_valid = length - 1
-        if model is not None:
-            self.deferred.enqueue(lambda: model.check(slot, _RESTORED_ROW, transcript, length, "fold"))
-        self._compute_draft(slot, running, length, length, "fold")
-
-    def _leave_hidden_row(self, slot: int, running: Running, length: int) -> None:
-        transcript, model = running.transcript, self._hidden_model
-        if model is not None:
-            self.deferred.enqueue(lambda: model.write(slot, _MODEL_ROW, transcript, length))
-
-    def _uses(self, lease: CacheRequestLease, resource: ResourceType, span: Span, what: str) -> list[Use]:
-        pages = (lease.base_pages if resource is ResourceType.BASE_KV_PAGE else lease.draft_pages).tolist()
-        first, size = span.start // self.sizes.tokens_per_page, self.sizes.tokens_per_page
-        last = -(-span.junk_stop // size)
-        writes = span.junk_stop > span.start
-        return [Use(resource, page, writes and first <= index < last, what) for index, page in enumerate(pages[:last])]
+            self._model.compute_draft(slot, running, stop - 1, stop - 1, f"draft {what}")
 
     def _identity_of(self, lease: CacheRequestLease) -> tuple[list[int], BlockKeyExtras, Media] | None:
         """Return whose tokens a lease holds."""
@@ -444,11 +366,6 @@ class FakeRuntime:
             return None
         said = running.transcript
         return said.tokens, extras_of(said.identity), media_behind(running.media, len(said))
-
-    def _sample(self, running: Running) -> int:
-        """Return the token that follows: a function of all that came before, from a tiny vocabulary."""
-        words = running.transcript.words(Part.KEY, 0, len(running.transcript) - 1, len(running.transcript))
-        return int(words[0] % 3)
 
     def _common(self, lengths: list[int]) -> list[int] | None:
         return None if STEP_RULES[self.mode].common_lengths is CommonLengths.REFUSED else lengths
