@@ -93,7 +93,7 @@ def test_faults_lists_every_kind_or_one(capsys: pytest.CaptureFixture[str]) -> N
     every = capsys.readouterr().out
     for group in fault_groups(Kind):
         assert f"{group.name}: {len(group.points)} fault points\n" in every
-    assert main(["faults", "--list", "--kind", "vanilla"]) == 0
+    assert main(["faults", "--list", "--kind", "VANILLA"]) == 0
     lines, added = (block.splitlines() for block in capsys.readouterr().out.split("\n\n"))
     assert [line.split()[0] for line in lines[1:]] == list(fault_points(Kind.VANILLA))
     assert {line.split()[0] for line in (*lines[1:], *added[1:])} == set(
@@ -125,13 +125,20 @@ def test_wrong_arguments_are_status_2_with_a_reason(arguments, said, capsys, tmp
     assert not list(tmp_path.iterdir())
 
 
-def test_what_cannot_be_written_is_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A folder that is not there is named on standard error; the status is 1."""
-    assert main(["diagram", "--output", str(tmp_path / "absent" / "x.mmd")]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("ctxcache: error: ")
-    assert "absent" in captured.err
+def test_what_cannot_be_written_is_status_1(tmp_path: Path, monkeypatch, capsys) -> None:
+    """No folder, a folder for a file, no permission: told on standard error with the remedy; the status is 1."""
+    file = tmp_path / "x.mmd"
+    for output, said in ((tmp_path / "absent" / "x.mmd", "make it first"), (tmp_path, "name a file in it")):
+        assert main(["diagram", "--output", str(output)]) == 1
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("ctxcache: error: ")
+        assert str(output) in captured.err
+        assert said in captured.err
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # whoever runs the tests may be allowed everything
+    assert main(["diagram", "--output", str(file)]) == 1
+    assert "permission is lacking" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_missing_graphviz_is_status_1_with_the_remedy(tmp_path: Path, monkeypatch, capsys) -> None:

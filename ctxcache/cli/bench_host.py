@@ -15,7 +15,7 @@ from ctxcache.cli import host_start, host_steps, host_work
 from ctxcache.cli.bench_report import Spread, Verdicts, spread_of
 from ctxcache.cli.doctor import version_of
 from ctxcache.cli.host_table import WORKS, Row, describe, judge
-from ctxcache.cli.host_work import Sizes, Work
+from ctxcache.cli.host_work import QUICK, Sizes, Work
 
 _PACKAGES = ("ctxcache", "numba", "numpy", "transitions")
 
@@ -71,9 +71,9 @@ def _measure_one(name: str, block: int, sizes: Sizes) -> Spread:
     return host_work.time_work(makers[name](block, sizes), sizes.repeats)
 
 
-def show_row(row: Row) -> str:
+def show_row(row: Row, sizes: Sizes) -> str:
     """Return a row as one line."""
-    rate = f"{32.768e3 / row.median:7.0f} Mtok/s" if row.work == "hash" else ""
+    rate = f"{sizes.prompt_tokens / row.median:7.0f} Mtok/s" if row.work == "hash" else ""
     return (
         f"{describe(row):<56} {row.median:10.4g} {row.unit:<5}  {row.low:10.4g} .. {row.high:<10.4g} n={row.count} {rate}"
     ).rstrip()
@@ -92,11 +92,14 @@ def run(chosen: Sequence[str], sizes: Sizes, show: Callable[[str], object]) -> d
         f"{where['cpu']}, {where['cores']} cores, on {where['pinned_to']}; Python {where['python']}, {where['packages']}"
     )
     show("medians; in between lie eight tenths of the runs")
+    full = sizes != QUICK
+    if not full:
+        show("tiny sizes, and not those that the lines name: whether everything runs, not how fast; no bound is judged")
     rows, verdicts = [], Verdicts(show)
     for row in measure(chosen, sizes):
         rows.append(row)
-        show(show_row(row))
-        verdict = judge(row, None)
+        show(show_row(row, sizes))
+        verdict = judge(row, None) if full else None
         if verdict is not None:
             verdicts.verdict(verdict.claim, verdict.bound, verdict.measured, met=verdict.met)
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,6 +19,7 @@ from ctxcache.fsm.picture import View
 def diagram(chosen: Format, view: View, output: Path | None) -> None:
     """Write the diagram to the file, or to standard output."""
     if output is not None:
+        check_file(output)
         content = export(chosen, output, view=view)
         size = len(content.encode() if isinstance(content, str) else content)
         sys.stdout.write(f"wrote {output} ({chosen}, {size} bytes)\n")
@@ -29,6 +31,21 @@ def diagram(chosen: Format, view: View, output: Path | None) -> None:
         sys.stdout.write(content)
     else:
         sys.stdout.buffer.write(content)
+
+
+def check_file(path: Path) -> None:
+    """Look whether a file can be written, before anything long is done for it.
+
+    Raises:
+        OSError: it cannot, with a word about the remedy.
+    """
+    folder = path.parent
+    if path.is_dir():
+        raise OSError(f"{path} is a folder; name a file in it")
+    if not folder.is_dir():
+        raise OSError(f"cannot write {path}: there is no folder {folder}; make it first, or name another")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise OSError(f"cannot write {path}: permission is lacking; name a file in a folder that can be written")
 
 
 def warm_up(*, as_json: bool) -> None:

@@ -114,7 +114,10 @@ def _add_trials(subparsers: Any) -> None:
         "that nothing is lost. Exit status 1 where something was. Takes minutes; --list takes none.",
     )
     faults.add_argument(
-        "--kind", choices=[kind.value for kind in ContextCacheDeploymentKind], help="one deployment kind; default: all"
+        "--kind",
+        type=str.lower,
+        choices=[kind.value for kind in ContextCacheDeploymentKind],
+        help="one deployment kind; default: all",
     )
     extent = faults.add_mutually_exclusive_group()
     extent.add_argument("--list", action="store_true", help="only list them")
@@ -147,6 +150,8 @@ def _bench_host(options: argparse.Namespace) -> int:
     from ctxcache.cli.bench_host import print_report  # noqa: PLC0415 - the other commands do without
     from ctxcache.cli.host_work import QUICK, Sizes  # noqa: PLC0415
 
+    if options.plot is not None:
+        commands.check_file(options.plot)
     sizes = QUICK if options.quick else Sizes(repeats=options.repeats)
     met = print_report(options.only or DEFAULT, sizes, as_json=options.json, plot=options.plot)
     return DONE if met else FAILED
@@ -182,7 +187,7 @@ def _add_bench(subparsers: Any) -> None:
         help=f"may be repeated: {', '.join(WORKS)}; default: all but compile",
     )
     host.add_argument("--repeats", type=_positive, default=100, help="of each work, decode steps apart; default 100")
-    host.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything runs")
+    host.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything runs; judges no bound")
     host.add_argument("--plot", metavar="FILE", type=Path, help="draw cost against cache size as SVG; a minute more")
     host.add_argument("--json", action="store_true", help="print JSON")
 
