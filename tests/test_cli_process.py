@@ -22,7 +22,8 @@ def test_the_package_is_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     for arguments, status in ((["faults", "--list", "--kind", "vanilla"], 0), (["faults", "--kind", "mamba"], 2)):
         monkeypatch.setattr(sys, "argv", ["ctxcache", *arguments])
         with pytest.raises(SystemExit) as end:
-            runpy.run_module("ctxcache", run_name="__main__")
+            # By its path: where the package is installed pytest loads it by a hook that `runpy` cannot ask for a module.
+            runpy.run_path(str(Path(ctxcache.__file__).with_name("__main__.py")), run_name="__main__")
         assert end.value.code == status
     assert capsys.readouterr().out.startswith("vanilla: ")
 
