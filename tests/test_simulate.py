@@ -164,7 +164,7 @@ def test_the_command_says_what_it_did(capsys: pytest.CaptureFixture[str], monkey
     monkeypatch.setattr("ctxcache.cli.trials._PROGRESS_SECONDS", 0.0)
     assert main(["simulate", "--seed", "3", "--steps", "300"]) == 0
     printed = capsys.readouterr()
-    assert printed.out.startswith("seed 3: 300 steps in 2 deployments")
+    assert printed.out.startswith("seed 3: 300 steps in 2 deployments of 2 kinds, ")
     assert printed.out.endswith(" 0 violations\n")
     assert "simulate: 300 of 300 steps" in printed.err
     plant_early_release(monkeypatch)

@@ -170,7 +170,7 @@ def _numba_cache() -> Finding:
     try:
         place = FunctionCache(validate_context_cache_deployment)._cache_path  # type: ignore[no-untyped-call,unused-ignore]  # noqa: SLF001
     except RuntimeError:
-        advice = "set NUMBA_CACHE_DIR to a folder that can be written; without one each process compiles anew, seconds"
+        advice = "set NUMBA_CACHE_DIR to a folder that can be written; without one each process compiles anew, up to a minute"
         return Finding("numba cache", Status.NOTE, "no writable place for compiled code", (advice,))
     return Finding("numba cache", Status.OK, str(place))
 

@@ -133,7 +133,9 @@ def _add_trials(subparsers: Any) -> None:
         "replays it, cut down to what it takes.",
     )
     simulation.add_argument("--seed", type=int, default=1, help="default 1")
-    simulation.add_argument("--steps", type=_positive, default=20_000, help="default 20000")
+    simulation.add_argument(
+        "--steps", type=_positive, default=20_000, help="default 20000; each 200 are another deployment kind"
+    )
     simulation.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -237,7 +239,7 @@ def _parser() -> argparse.ArgumentParser:
         "warmup",
         help="compile everything, for the processes that come",
         description="Compile all code of the host and keep it on disk, where a folder for it can be written: for an image "
-        "that is built, or a machine that is set up. Takes half a minute the first time.",
+        "that is built, or a machine that is set up. Takes up to a minute the first time.",
     )
     warm_up.add_argument("--json", action="store_true", help="print JSON")
     _add_bench(subparsers)

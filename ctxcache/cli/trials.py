@@ -13,6 +13,7 @@ from typing import Any
 
 from ctxcache.cli.report import write_json
 from ctxcache.fsm import FaultGroup
+from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.testing.simulate import SimulationResult, simulate
 from ctxcache.testing.sweep import SweepResult, replay, sweep
 
@@ -124,9 +125,10 @@ def _row(result: SweepResult) -> str:
 
 
 def _summary(result: SimulationResult) -> str:
-    done = sum(result.actions.values())
+    idle = result.steps - sum(result.actions.values())
     return (
-        f"seed {result.seed}: {result.steps} steps in {result.episodes} deployments, {done} of them possible, "
+        f"seed {result.seed}: {result.steps} steps in {result.episodes} deployments of "
+        f"{min(result.episodes, len(Kind))} kinds, {f'{idle} steps with nothing to do, ' if idle else ''}"
         f"{result.faults} faults, {result.quarantines} quarantines, {result.comparisons} answers compared\n"
         f"event log {result.log_digest}\n"
         f"{result.seconds:.0f} seconds, {len(result.violations)} violations\n"
