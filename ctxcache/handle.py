@@ -186,7 +186,7 @@ class RequestHandle:
             self._coordinator._custody.drop(request)  # noqa: SLF001 - two halves of one owner
         finally:  # last: where warnings are errors this raises
             warnings.warn(
-                f"a RequestHandle was dropped in state {state!r}; finish() or close() it",
+                f"a RequestHandle was dropped in state {state.value!r}; finish() or close() it",
                 ResourceWarning,
                 stacklevel=2,
                 source=self,

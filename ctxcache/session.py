@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,6 +17,7 @@ from ctxcache.admission import (
     DecodingKvHeadroom,
 )
 from ctxcache.errors import ContractError, RequestFailedError
+from ctxcache.fsm import State
 from ctxcache.identity import BlockKeyExtras
 from ctxcache.ids import (
     ContextCacheCommitPolicy,
@@ -66,6 +68,9 @@ class CoordinatorSession:
             raise ContractError(
                 f"token_lists is a {type(token_lists).__name__}; pass a list, one run of tokens a sequence"
             )
+        first = next(iter(token_lists), None)
+        if isinstance(first, Integral):
+            raise ContractError(f"token_lists begins with the token {first}; pass a list of prompts, as in [tokens]")
         count = len(token_lists)
         extras = _per_sequence("key_extras", key_extras, BlockKeyExtras(), count)
         media = _per_sequence("per_position_media_hash", per_position_media_hash, None, count)
@@ -153,7 +158,11 @@ class CoordinatorSession:
         handle, runs = self.handle, _runs(next_tokens)
         _same_count(runs, self._active)
         advances = [ContextCacheSequenceAdvance(run, length) for run, length in zip(runs, self._lengths, strict=True)]
-        self._coordinator.finalize_prefill_publication(handle, advances, common_lengths).raise_for_status()
+        self._in_turn(
+            lambda: self._coordinator.finalize_prefill_publication(handle, advances, common_lengths),
+            "prefilled() comes once, before all steps",
+            State.PREFILLING,
+        ).raise_for_status()
 
     def before_decode(self) -> None:
         """Make room for the next step of every active sequence.
@@ -162,7 +171,19 @@ class CoordinatorSession:
             RequestFailedError: out of pages or rows. Nothing but leaving the block is possible then; ask
                 `can_decode()` beforehand, and `retire()` single sequences instead.
         """
-        self._coordinator.prepare_decode_step(self.handle, headroom=self._headroom).raise_for_status()
+        status = self._in_turn(
+            lambda: self._coordinator.prepare_decode_step(self.handle, headroom=self._headroom),
+            "before_decode() comes after prefilled() or decoded(), while a sequence is active",
+            State.SETTLED,
+            State.DRAFTING,
+        )
+        if status is ContextCacheCoordinatorStatus.REQUEST_FAILED:
+            raise RequestFailedError(
+                f"not every sequence can grow (lengths {[self._lengths[index] for index in self._active]}): one is at "
+                "max_sequence_length, or too few pages are free; leave the block. Before a step, can_decode() tells which "
+                "can, and retire() ends those that cannot"
+            )
+        status.raise_for_status()
 
     def can_decode(self) -> NDArray[np.bool_]:
         """Tell which active sequences could grow for the next step, `bool[active]`, without any effect.
@@ -195,8 +216,12 @@ class CoordinatorSession:
         _same_count(ended, self._active)
         lengths = [self._lengths[index] + len(run) for index, run in zip(self._active, runs, strict=True)]
         advances = [ContextCacheSequenceAdvance(run, length) for run, length in zip(runs, lengths, strict=True)]
-        self._coordinator.complete_decode_step(
-            handle, advances, np.flatnonzero(ended).astype(np.int32), common_lengths
+        self._in_turn(
+            lambda: self._coordinator.complete_decode_step(
+                handle, advances, np.flatnonzero(ended).astype(np.int32), common_lengths
+            ),
+            "decoded() comes after before_decode()",
+            State.DECODING,
         ).raise_for_status()
         for index, length in zip(self._active, lengths, strict=True):
             self._lengths[index] = length
@@ -220,6 +245,17 @@ class CoordinatorSession:
         gone = _flags(leaving, len(self._active), "leaving")
         _same_count(gone, self._active)
         return self._compact(gone) if gone.any() else None
+
+    def _in_turn(
+        self, operation: Callable[[], ContextCacheCoordinatorStatus], order: str, *states: State
+    ) -> ContextCacheCoordinatorStatus:
+        """Do it; a refusal for the request's state begins with the order in which a session is called."""
+        try:
+            return operation()
+        except ContractError as error:
+            if self.handle.inspect().state in states:
+                raise
+            raise ContractError(f"{order}; {error}") from None
 
     def _compact(self, ended: NDArray[np.bool_]) -> list[int]:
         mapping = np.where(ended, RETIRED, np.cumsum(~ended) - 1).astype(np.int32)

@@ -150,3 +150,39 @@ def test_a_session_says_why_it_was_refused() -> None:
         h.coordinator.session([T(40), U(40)]).__enter__()
     with pytest.raises(ContractError, match="enter its with block"):
         h.coordinator.session([T(20)]).prefilled([7])
+    with pytest.raises(ContractError, match=r"begins with the token \d+; pass a list of prompts"):
+        h.coordinator.session(T(20))
+
+
+def test_calls_out_of_turn_name_the_order_in_the_sessions_own_words() -> None:
+    """Each is refused with what comes before it, and the session goes on."""
+    h = small()
+    with h.coordinator.session([T(20)]) as s:
+        with pytest.raises(
+            ContractError, match=r"^before_decode\(\) comes after prefilled\(\).*'executing.prefilling'"
+        ):
+            s.before_decode()
+        with pytest.raises(ContractError, match=r"^decoded\(\) comes after before_decode\(\); complete_decode_step"):
+            s.decoded([7])
+        s.prefilled([7])
+        with pytest.raises(ContractError, match=r"^prefilled\(\) comes once"):
+            s.prefilled([7])
+        s.before_decode()
+        with pytest.raises(ContractError) as caught:
+            s.decoded([[7, 7]])
+        assert not str(caught.value).startswith("decoded() comes"), "it was its turn: the tokens are wrong"
+        assert s.decoded([7], finished=[True]) == [-1]
+
+
+def test_a_sequence_at_its_limit_is_told_with_what_to_do() -> None:
+    """Nothing but leaving is possible then; what could have been asked before is said."""
+    h = small()
+    with h.coordinator.session([T(63)]) as s:
+        s.prefilled([7])
+        s.before_decode()
+        s.decoded([7])
+        with pytest.raises(
+            RequestFailedError, match=r"lengths \[64\]\): one is at max_sequence_length.*can_decode\(\)"
+        ):
+            s.before_decode()
+    assert h.coordinator.manager.num_leases == 0
