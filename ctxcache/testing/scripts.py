@@ -15,6 +15,7 @@ from ctxcache.errors import ContextCacheError, DeviceError, InvariantError
 from ctxcache.ids import ContextCacheExecutionMode as Mode
 from ctxcache.testing.fake_runtime import FakeRuntime, RequestEnded, WaitFailed
 from ctxcache.testing.faults import InjectedFaultError
+from ctxcache.testing.identities import MEDIA, TENANT
 from ctxcache.testing.probes import probe_active
 
 SHORT = [1, 2, 0, 1, 2, 0]
@@ -146,6 +147,17 @@ def compact_after_prefill(runtime: FakeRuntime) -> None:
     runtime.abandon()
 
 
+def picture_moves(runtime: FakeRuntime) -> None:
+    """A prompt of media moves into the slot of one without, and its last page is filled with generated tokens."""
+    runtime.begin([OTHER, LONG], identities=(TENANT, MEDIA))
+    runtime.prefill()
+    runtime.decode([0])
+    runtime.begin_compaction([1])
+    runtime.compact()
+    runtime.decode([0], accepted=[3])
+    runtime.finish()
+
+
 def compact_to_none(runtime: FakeRuntime) -> None:
     """No sequence survives: the request is finishing, nothing pending."""
     for leave in (runtime.finish, runtime.abandon):
@@ -235,6 +247,7 @@ SCRIPT: tuple[RequestScript, ...] = (
     abandon_after_prefill,
     grow_after_prefill,
     compact_after_prefill,
+    picture_moves,
     compact_to_none,
     leave_in_compaction,
     abandon_in_step,
