@@ -51,9 +51,10 @@ from ctxcache.records import new_record, refresh, touch
 # Entries of the request array of `publish_endpoint`.
 OFFER_ROW, OFFER_BLOCKS, OFFER_DRAFT_BLOCKS, OFFER_LENGTH = range(4)
 # Answers. The negative ones are refusals.
-_SLOTS_AHEAD = 8
 MADE, FOUND, CHANGED = 0, 1, 2
 NOT_OWN_PREFIX, NO_CHAIN, BEYOND_PAGES, SLOT_TAKEN, CORRUPT = -1, -2, -3, -4, -5
+
+_SLOTS_AHEAD = 8  # blocks between asking for a slot's memory and writing there
 
 
 @njit_in_place

@@ -49,20 +49,26 @@ def fetch_slot(slot: Int32s, low: np.uint64) -> None:
 @njit_inlined
 def fetch_behind(core: Core, place: int) -> None:
     """Ask for what eviction will meet of the records that follow a place of the line."""
-    end, line = core.state[LINE_END], core.line
-    ahead = place + _ROWS_AHEAD
-    if ahead < end and line[ahead] >= 0:
-        _fetch(core.record, line[ahead])
-        _fetch(core.serial, line[ahead])
-    ahead = place + _BLOCKS_AHEAD
-    if ahead < end and line[ahead] >= 0:
-        block = core.record[ENDPOINT, line[ahead]]
-        if block >= 0:
-            _fetch(core.key, block)
-            _fetch(core.node, block)
-            _fetch(core.resource, block)
-    ahead = place + _SLOTS_AHEAD
-    if ahead < end and line[ahead] >= 0:
-        block = core.record[ENDPOINT, line[ahead]]
-        if block >= 0:
-            fetch_slot(core.slot, core.key[block, 1])
+    record = _record_at(core, place + _ROWS_AHEAD)
+    if record >= 0:
+        _fetch(core.record, record)
+        _fetch(core.serial, record)
+    block = _endpoint_at(core, place + _BLOCKS_AHEAD)
+    if block >= 0:
+        _fetch(core.key, block)
+        _fetch(core.node, block)
+        _fetch(core.resource, block)
+    block = _endpoint_at(core, place + _SLOTS_AHEAD)
+    if block >= 0:
+        fetch_slot(core.slot, core.key[block, 1])
+
+
+@njit_inlined
+def _record_at(core: Core, place: int) -> int:
+    return int(core.line[place]) if place < core.state[LINE_END] else -1
+
+
+@njit_inlined
+def _endpoint_at(core: Core, place: int) -> int:
+    record = _record_at(core, place)
+    return int(core.record[ENDPOINT, record]) if record >= 0 else -1

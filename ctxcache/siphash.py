@@ -220,9 +220,8 @@ def _digest_and_chain(
             c0, c1, c2, c3 = _absorb(c0, c1, c2, c3, digests[before + 1, index])
             prefixes[kept, index], prefixes[kept + 1, index] = c0, c1
             prefixes[kept + 2, index], prefixes[kept + 3, index] = c2, c3
-            prefixes[kept + 4, index] = _length_word(
-                (first_chained + index + 2) * _DIGEST_BYTES
-            )  # the root is in it too
+            num_digests = first_chained + index + 2  # the root is in it too
+            prefixes[kept + 4, index] = _length_word(num_digests * _DIGEST_BYTES)
     if num_chained > 0:
         running[0], running[1], running[2], running[3] = c0, c1, c2, c3
     if num_blocks > 0:
