@@ -22,11 +22,12 @@ from ctxcache.admission import (
 from ctxcache.arguments import as_plain
 from ctxcache.core import Flags
 from ctxcache.errors import ContractError
-from ctxcache.hashing import as_media_array, as_token_array, check_extras
+from ctxcache.hashing import check_extras
 from ctxcache.identity import BlockKeyExtras
 from ctxcache.ids import ContextCacheCommitPolicy, ContextCacheExecutionMode, ContextCacheLookupPolicy
 from ctxcache.jit import njit_in_place
 from ctxcache.modes import CommonLengths
+from ctxcache.tokens import as_media_array, as_token_array
 
 Int32s = NDArray[np.int32]
 _Choice = TypeVar("_Choice")

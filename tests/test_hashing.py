@@ -16,18 +16,11 @@ from hypothesis import strategies as st
 from siphash_twin import siphash_2_4_128, twin_keys
 
 from ctxcache.errors import ContractError
-from ctxcache.hashing import (
-    INT32_MAX,
-    INT32_MIN,
-    KeyHasher,
-    as_media_array,
-    as_token_array,
-    hash_exact_prefix,
-    hash_full_blocks,
-)
+from ctxcache.hashing import KeyHasher, hash_exact_prefix, hash_full_blocks
 from ctxcache.identity import AdapterKey, BlockKeyExtras, MediaSpanKey, hash_opaque_identity
 from ctxcache.ids import Hash128
 from ctxcache.siphash import hash_blocks, hash_bytes, initial_state
+from ctxcache.tokens import INT32_MAX, INT32_MIN, as_media_array, as_token_array
 
 KEY = bytes(range(16))
 NONE = Hash128(0, 0)
