@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ctxcache.admission import (
@@ -28,7 +28,7 @@ from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ContextCacheExecutionMode as Mode
 from ctxcache.modes import STEP_RULES, CommonLengths
 from ctxcache.outcomes import CacheRequestLease
-from ctxcache.testing.deferred import DeferredDeviceOps
+from ctxcache.testing.deferred import DeferredDeviceOps, Use
 from ctxcache.testing.deployments import (
     SPECULATIVE_MODES,
     STEP_TOKENS,
@@ -116,7 +116,7 @@ class FakeRuntime:
         self._next_running: list[Running] = []
         self._num_poisonings = 0
         hidden = make_hidden_states(self.deployment, host)
-        self._model = ModelWork(self.resources, hidden, self.deferred, self.violations)
+        self._model = ModelWork(self.resources, hidden, self._enqueue, self.violations)
         self._step: tuple[list[ContextCacheSequenceAdvance], list[int]] = ([], [])
 
     @property
@@ -358,6 +358,9 @@ class FakeRuntime:
         self._model.compute(slot, running, stop, what, junk_stop=junk_stop, batch=len(self.running))
         if self.mode is Mode.MTP:
             self._model.compute_draft(slot, running, stop - 1, stop - 1, f"draft {what}")
+
+    def _enqueue(self, work: Callable[[], None], uses: Sequence[Use]) -> None:
+        self.deferred.enqueue(work, uses=uses)
 
     def _identity_of(self, lease: CacheRequestLease) -> tuple[list[int], BlockKeyExtras, Media] | None:
         """Return whose tokens a lease holds."""

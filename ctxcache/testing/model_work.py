@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from ctxcache.device.resources import ContextCachePhysicalResources
 from ctxcache.ids import ResourceType
 from ctxcache.outcomes import CacheRequestLease
-from ctxcache.testing.deferred import DeferredDeviceOps, Use
+from ctxcache.testing.deferred import Use
 from ctxcache.testing.fake_model import HiddenModel, PagedModel, RecurrentModel, Span
 from ctxcache.testing.identities import Media
 from ctxcache.testing.oracle import Part, Transcript
@@ -17,6 +18,8 @@ MODEL_ROW, RESTORED_ROW = 0, 1
 """Rows of the hidden states: where the model leaves its own, and where a restored one goes."""
 
 _SPOILED = 0x5A5A5A5A5A5A5A5A
+
+Enqueue: TypeAlias = Callable[[Callable[[], None], Sequence[Use]], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -45,17 +48,17 @@ class Running:
 
 
 class ModelWork:
-    """The models of a deployment, base and draft, behind a lazy stream.
+    """The models of a deployment, base and draft, behind a lazy stream: `enqueue` puts work there, with what it touches.
 
     Attributes:
         hidden: the base's hidden rows, `[batch, 2, hidden_size]`; `None` where nothing saves them.
     """
 
     def __init__(
-        self, resources: ContextCachePhysicalResources, hidden: Any, deferred: DeferredDeviceOps, report: list[str]
+        self, resources: ContextCachePhysicalResources, hidden: Any, enqueue: Enqueue, report: list[str]
     ) -> None:
         self.hidden = hidden
-        self._deferred = deferred
+        self._enqueue = enqueue
         base, draft = resources.base_cache, resources.draft_cache
         self._tokens_per_page = base.config.tokens_per_page
         self._base = PagedModel(base, resources.base_page_table, (Part.KEY, Part.VALUE), report)
@@ -81,7 +84,7 @@ class ModelWork:
             self._base.check_idle_rows(batch, what)
             self._recurrent.run(slot, transcript, start, stop, what)
 
-        self._deferred.enqueue(work, uses=self._uses(running.lease, ResourceType.BASE_KV_PAGE, span, what))
+        self._enqueue(work, self._uses(running.lease, ResourceType.BASE_KV_PAGE, span, what))
 
     def compute_draft(self, slot: int, running: Running, stop: int, junk_stop: int, what: str) -> None:
         """Enqueue the draft's, where there is a draft and it is not there yet."""
@@ -93,21 +96,21 @@ class ModelWork:
         span = Span(valid=start, start=start, stop=stop, junk_stop=junk_stop, length=running.draft_length, row=row)
         running.draft_valid = running.draft_length = stop
         uses = self._uses(running.lease, ResourceType.DRAFT_KV_PAGE, span, what)
-        self._deferred.enqueue(lambda: model.run(slot, transcript, span, what), uses=uses)
+        self._enqueue(lambda: model.run(slot, transcript, span, what), uses)
 
     def fold(self, slot: int, running: Running) -> None:
         """Compute the draft's state of the boundary token from the restored hidden row."""
         transcript, length, model = running.transcript, running.reused, self._hidden_model
         running.draft_valid = length - 1
         if model is not None:
-            self._deferred.enqueue(lambda: model.check(slot, RESTORED_ROW, transcript, length, "fold"), uses=())
+            self._enqueue(lambda: model.check(slot, RESTORED_ROW, transcript, length, "fold"), ())
         self.compute_draft(slot, running, length, length, "fold")
 
     def leave_hidden_row(self, slot: int, running: Running, length: int) -> None:
         """Enqueue what leaves the hidden row of token `length - 1` for an endpoint to capture."""
         transcript, model = running.transcript, self._hidden_model
         if model is not None:
-            self._deferred.enqueue(lambda: model.write(slot, MODEL_ROW, transcript, length), uses=())
+            self._enqueue(lambda: model.write(slot, MODEL_ROW, transcript, length), ())
 
     def _uses(self, lease: CacheRequestLease, resource: ResourceType, span: Span, what: str) -> list[Use]:
         pages = (lease.base_pages if resource is ResourceType.BASE_KV_PAGE else lease.draft_pages).tolist()
