@@ -285,6 +285,15 @@ def test_doctor_finds_compiler_wheels_newer_than_the_driver(machine) -> None:
     assert "pip install 'cuda-toolkit==13.0.*'" in found.advice[0]
 
 
+@pytest.mark.parametrize("packages", [WHEELS, {**dict.fromkeys(WHEELS), "numba-cuda": None}])
+def test_doctor_does_not_send_an_old_driver_to_the_extra(machine, packages) -> None:
+    """The extra is CUDA 13's: a driver of CUDA 12 is told what is for it, whether the extra is there already or not."""
+    old = Driver((12, 4), (Gpu("NVIDIA A100", 8, 0, 79.2),))
+    advice = [line for found in machine(old, packages) for line in found.advice]
+    assert any("'numba-cuda[cu12]>=0.30' 'cuda-toolkit==12.4.*'" in line for line in advice)
+    assert not any("ctxcache[gpu]" in line for line in advice)
+
+
 def test_doctor_says_how_to_use_a_gpu_without_numba_cuda(machine) -> None:
     """A GPU without numba-cuda is to be mended with the `gpu` extra; without a GPU the same absence is none."""
     absent = dict.fromkeys((*WHEELS, "nvidia-cuda-nvcc-cu12", "nvidia-cuda-nvrtc-cu12"))

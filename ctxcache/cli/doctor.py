@@ -31,6 +31,8 @@ _COMPILER_WHEELS = (
 )
 """What emits PTX; a driver refuses PTX of a newer minor version than its own."""
 _INSTALL_GPU = "pip install 'ctxcache[gpu]'"
+_EXTRA_FROM = (13, 0)
+"""The oldest CUDA of a driver that the extra's compiler wheels are for."""
 _USE_SIMULATOR = f"export {_SIMULATOR_VARIABLE}=1 before Python starts: kernels then run in Numba's simulator, slowly"
 
 
@@ -182,12 +184,22 @@ def _driver(driver: Driver) -> Finding:
     return Finding("driver", Status.OK, f"CUDA {driver.major}.{driver.minor}; {names}")
 
 
+def _install_for(driver: Driver) -> str:
+    """Name what a driver can use: the extra's compiler is that of CUDA 13."""
+    if driver.version >= _EXTRA_FROM:
+        return _INSTALL_GPU
+    return (
+        f"for a driver of CUDA {driver.major}, beside ctxcache in a new environment: pip install "
+        f"'numba-cuda[cu{driver.major}]>=0.30' 'cuda-toolkit=={driver.major}.{driver.minor}.*'"
+    )
+
+
 def _numba_cuda(driver: Driver) -> Finding:
     version = version_of("numba-cuda")
     if version is not None:
         return Finding("numba-cuda", Status.OK, version)
     if driver.usable:
-        return Finding("numba-cuda", Status.BROKEN, "not installed, and there is a GPU", (_INSTALL_GPU,))
+        return Finding("numba-cuda", Status.BROKEN, "not installed, and there is a GPU", (_install_for(driver),))
     return Finding("numba-cuda", Status.ABSENT, "not installed; only a GPU needs it")
 
 
@@ -196,14 +208,15 @@ def _cuda_wheels(driver: Driver) -> Finding:
     said = ", ".join(f"{name} {version}" for name, version in wheels.items())
     if not wheels:
         if driver.usable:
-            advice = (_INSTALL_GPU, "or point CUDA_HOME at a CUDA toolkit of the system")
+            advice = (_install_for(driver), "or point CUDA_HOME at a CUDA toolkit of the system")
             return Finding("cuda wheels", Status.NOTE, "no CUDA compiler from wheels", advice)
         return Finding("cuda wheels", Status.ABSENT, "not installed; only compiling for a GPU needs them")
     newer = {name: version for name, version in wheels.items() if leading_numbers(version) > driver.version}
     if driver.usable and newer:
         limit = f"{driver.major}.{driver.minor}"
         found = f"{', '.join(f'{name} {version}' for name, version in newer.items())}: newer than the driver's {limit}"
-        why = f"the driver refuses what they compile: pip install 'cuda-toolkit=={limit}.*', or update the driver"
+        remedy = f"pip install 'cuda-toolkit=={limit}.*'" if driver.version >= _EXTRA_FROM else _install_for(driver)
+        why = f"the driver refuses what they compile: {remedy}, or update the driver"
         return Finding("cuda wheels", Status.BROKEN, found, (why,))
     return Finding("cuda wheels", Status.OK, said)
 
