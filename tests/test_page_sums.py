@@ -9,8 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ctxcache import AttentionLayerConfig, ContractError, EngineConfig, HybridCacheManager, LayerType, NumpyDeviceOps
+from ctxcache import AttentionLayerConfig, ContractError, EngineConfig, HybridCacheManager, LayerType
+from ctxcache.device.arrays import view_array
 from ctxcache.device.numba_ops import NumbaDeviceOps
+from ctxcache.device.numpy_ops import NumpyDeviceOps
 from ctxcache.device.sums import FIRST_FACTOR, SECOND_FACTOR, SUM_LANES, allocate_sums, fold
 
 A = LayerType.ATTENTION
@@ -138,18 +140,28 @@ def test_sums_of_pages_of_any_size_at_any_address(num_bytes: int, offset: int, p
         (LayerType.ATTENTION,), (layer,), kv_dtype="int8", max_sequence_length=pages, tokens_per_page=1, num_pages=pages
     )
     rng = np.random.default_rng(seed)
-    raw = rng.integers(0, 256, 2 * pages * num_bytes + 64, np.uint8)
-    first = -raw.ctypes.data % 16 + offset
-    pool = raw[first : first + 2 * pages * num_bytes].view(np.int8).reshape(2, pages, 1, 1, num_bytes)
+    content = rng.integers(-128, 128, (2, pages, 1, 1, num_bytes), np.int8)
     order = rng.permutation(pages).astype(np.int32)
     found = []
     for ops in _BOTH:
-        cache = HybridCacheManager.from_arrays(engine, kv_pools=(pool,), stream=None)
+        cache = HybridCacheManager.from_arrays(
+            engine, kv_pools=(lent(ops, content, offset),), stream=None, device_ops=ops
+        )
         sums = allocate_sums(ops, cache, pages)
         ops.sum_pages(cache, order, sums, None)
         ops.synchronize(None, None)
         found.append(ops.to_host(sums))
     np.testing.assert_array_equal(*found)
     for place, page in enumerate(order.tolist()):
-        expected = by_definition((pool[0, page].tobytes(), pool[1, page].tobytes()))
+        expected = by_definition((content[0, page].tobytes(), content[1, page].tobytes()))
         np.testing.assert_array_equal(found[0][place, 0], expected)
+
+
+def lent(ops: Any, content: np.ndarray, offset: int) -> Any:
+    """An array of the ops' own memory that lies `offset` bytes behind a multiple of 16."""
+    memory = ops.allocate((content.size + 64,), "int8")
+    first = -view_array(memory).address % 16 + offset
+    bytes_there = np.zeros(content.size + 64, np.int8)
+    bytes_there[first : first + content.size] = content.ravel()
+    ops.to_device(memory, bytes_there)
+    return memory[first : first + content.size].reshape(content.shape)
