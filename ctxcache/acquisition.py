@@ -70,7 +70,7 @@ class Acquirer:
     ) -> bool:
         """Acquire every sequence in order; `False` when one does not fit, and then none is held.
 
-        Whatever raises in here leaves none held either.
+        What raises leaves leases out, the last of them perhaps noted nowhere: see `ContextCacheManager.release_all`.
         """
         started = time.perf_counter_ns()
         try:
@@ -78,24 +78,14 @@ class Acquirer:
                 keys = self._hasher.start(intake.extras)
                 result = self._acquire_one(admission, intake, keys, headroom, lookup_policy)
                 if result.lease is None:
-                    self.release(acquisition)
+                    for sequence in reversed(acquisition.sequences):
+                        self._manager.release(sequence.lease)
                     return False
                 acquisition.sequences.append(AcquiredSequence(intake, keys, result.plan, result.lease))
                 acquisition.forced_cold += result.forced_cold
-        except BaseException:
-            # An interrupt may fall between a lease and its note here. One request runs at a time, and this one is none yet:
-            # whatever lease is out is a part of it.
-            self._manager.release_all()
-            raise
         finally:
             self._counters.planning_nanoseconds += time.perf_counter_ns() - started
         return True
-
-    def release(self, acquisition: Acquisition) -> None:
-        """Give back what a batch got and what no request took over."""
-        for sequence in reversed(acquisition.sequences):
-            if not sequence.lease.released:
-                self._manager.release(sequence.lease)
 
     def _plan(
         self,

@@ -125,7 +125,9 @@ class ContextCacheCoordinator(HybridMtpOperations):
             self._custody.active = request
         except BaseException:  # out of host memory, or interrupted: nobody holds a handle, so nobody else can release
             self._custody.active = None
-            self._acquirer.release(acquisition)
+            # An interrupt may have fallen between a lease and its note. One request runs at a time, and this one is none
+            # yet: whatever lease is out is a part of it.
+            self._manager.release_all()
             raise
         self._acquirer.count(acquisition, lookup_policy)
         return result
