@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ctxcache.device.streams import is_per_thread
 from ctxcache.errors import ContractError, InvariantError
 from ctxcache.fsm import DrainFailed, State, fire, is_declared
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
@@ -19,6 +20,8 @@ from ctxcache.manager import ContextCacheManager
 from ctxcache.request import DeviceLink, Request
 
 _LOG = logging.getLogger("ctxcache")
+
+_ENDINGS = frozenset({"abandon", "shutdown"})
 
 
 class Custody:
@@ -38,6 +41,10 @@ class Custody:
         self._link = link
         self._lock = threading.Lock()
         self._thread: int | None = None
+        self._home: threading.local | None = None
+        if is_per_thread(link.stream):
+            self._home = threading.local()
+            self._home.is_here = True
         self.pid = os.getpid()
         self.active: Request | None = None
         self.quarantined: Request | None = None
@@ -50,8 +57,14 @@ class Custody:
         """Run one operation of the coordinator; other threads wait, orphans are looked after at its end.
 
         Raises:
-            ContractError: the operation was called from inside another one of the same thread.
+            ContractError: the operation was called from inside another one of the same thread, or the stream is not the
+                coordinator's in this thread.
         """
+        if self._needs_its_stream(operation) and not self._has_its_stream():
+            raise ContractError(
+                f"{operation} was called in another thread than built this coordinator, and the per-thread default stream is "
+                "another stream there; call it in that thread, or build the coordinator on a stream of its own"
+            )
         thread = threading.get_ident()
         # The lock is asked too: an interrupt may have left the note of an operation that has ended.
         if self._thread == thread and self._lock.locked():
@@ -156,8 +169,8 @@ class Custody:
     def drop(self, request: Request) -> None:
         """Hear from a garbage-collected handle. Never waits for another operation, and lets nothing escape."""
         request.dropped = True
-        if not self._lock.acquire(blocking=False):
-            return  # the running operation, or the next admission, looks after it
+        if not self._has_its_stream() or not self._lock.acquire(blocking=False):
+            return  # the running operation, or the next one, looks after it
         try:
             self._thread = threading.get_ident()
             self.reap()
@@ -210,6 +223,14 @@ class Custody:
         self.poisoned = False
         self.poison_cause = None
         self.shut = False
+
+    def _needs_its_stream(self, operation: str) -> bool:
+        """Whether an operation may touch the device: ending a coordinator that holds no request does not."""
+        return operation not in _ENDINGS or self.active is not None or self.quarantined is not None
+
+    def _has_its_stream(self) -> bool:
+        """Whether the stream's handle means, in the calling thread, the stream that the coordinator was built for."""
+        return self._home is None or getattr(self._home, "is_here", False)
 
     def _quarantine(self, request: Request, cause: BaseException | int) -> None:
         self.quarantined = request

@@ -6,12 +6,14 @@ import gc
 import logging
 import os
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from harness import OK, Harness, Script, T
 
 from ctxcache import ContextCacheSequenceAdvance, ContractError, DeviceError, InvariantError, NumpyDeviceOps
+from ctxcache.device.streams import PER_THREAD_DEFAULT_STREAM
 from ctxcache.fsm import State
 from ctxcache.lifetime import end_of_life
 from ctxcache.testing import Fault, FaultInjector, FaultPlan
@@ -156,3 +158,62 @@ def test_a_forked_child_does_not_end_its_parents_coordinator(monkeypatch: pytest
         end_of_life(h.coordinator._custody, h.resources)
     assert h.sync.calls == 0
     assert h.coordinator.finish(request) is OK
+
+
+def in_another_thread(work: Any) -> None:
+    """Do something in a thread, and raise here what it raises there."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()
+
+
+def test_the_per_thread_default_stream_is_used_in_its_own_thread_alone() -> None:
+    """Its handle is another stream in another thread: a drain there would prove nothing. Refused, and nothing changed."""
+    h = small(stream=PER_THREAD_DEFAULT_STREAM)
+    request, _ = h.admit(T(20))
+    for operation in (
+        lambda: h.begin(T(8)),
+        lambda: h.coordinator.prepare_prefill(request),
+        lambda: h.coordinator.finish(request),
+        lambda: h.coordinator.abandon(request),
+        h.coordinator.shutdown,
+    ):
+        with pytest.raises(ContractError, match="was called in another thread than built this coordinator"):
+            in_another_thread(operation)
+    assert (request.inspect().state, h.sync.calls) == (State.ADMITTED, 0)
+    h.prefill(request)
+    assert h.coordinator.finish(request) is OK
+    assert h.coordinator.idle
+
+
+def test_a_handle_that_dies_in_another_thread_is_looked_after_in_the_streams_own() -> None:
+    """On the per-thread default stream a finaliser elsewhere cannot drain; the next operation does."""
+    h = small(stream=PER_THREAD_DEFAULT_STREAM)
+    request, _ = h.admit(T(20))
+    assert h.coordinator.prepare_prefill(request) is OK
+    handles = [request]
+    del request
+
+    def drop() -> None:
+        handles.clear()
+        gc.collect()
+
+    in_another_thread(drop)
+    assert (h.sync.calls, h.coordinator.manager.num_leases) == (0, 1)
+    assert h.coordinator.shutdown() is OK
+    assert (h.sync.calls, h.coordinator.manager.num_leases) == (1, 0)
+
+
+def test_an_idle_coordinator_ends_in_any_thread(caplog: pytest.LogCaptureFixture) -> None:
+    """Where no request is held nothing has to be drained: its end is no error in another thread."""
+    h = small(stream=PER_THREAD_DEFAULT_STREAM)
+    h.run(T(20))
+    in_another_thread(lambda: end_of_life(h.coordinator._custody, h.resources))
+    assert h.coordinator._custody.shut
+    assert caplog.records == []
+
+
+def test_any_other_stream_is_used_in_any_thread() -> None:
+    """A stream of its own is the same stream everywhere."""
+    h = small(stream=0x7F00)
+    in_another_thread(lambda: h.run(T(20), decode=2))
+    assert h.coordinator.idle

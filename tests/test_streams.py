@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ctxcache.device.streams import same_stream, stream_handle
+from ctxcache.device.streams import is_per_thread, same_stream, stream_handle
 from ctxcache.errors import ContractError
 
 
@@ -51,7 +51,7 @@ def test_the_handle_is_found(stream: Any, handle: int) -> None:
 
 def test_streams_of_the_simulator_differ_by_identity() -> None:
     """The simulator's streams have no handle; each equals itself alone."""
-    from ctxcache.device.launch import SIMULATED, cuda
+    from ctxcache.device.context import SIMULATED, cuda
 
     one, other = cuda.stream(), cuda.stream()
     assert same_stream(one, one)
@@ -64,3 +64,19 @@ def test_strangers_are_refused(stranger: Any) -> None:
     """What is no stream is a `ContractError`; no handle is guessed."""
     with pytest.raises(ContractError, match="stream"):
         stream_handle(stranger)
+
+
+def test_the_per_thread_default_stream_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its handle in any spelling; the default stream too where CUDA's Python bindings are told to mean that by it."""
+    monkeypatch.delenv("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", raising=False)
+    assert is_per_thread(2)
+    assert is_per_thread(thing(cuda_stream=2))
+    for stream in (None, 0, 1, 3, 0x7F00):
+        assert not is_per_thread(stream)
+    monkeypatch.setenv("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "0")
+    assert not is_per_thread(None)
+    monkeypatch.setenv("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "1")
+    assert is_per_thread(None)
+    assert not is_per_thread(1)
+    with pytest.raises(ContractError, match="is no stream"):
+        is_per_thread("default")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from ctxcache.errors import ContractError
 
 DEFAULT_STREAM = 0
 """The handle of the default stream, and of `None`."""
+
+PER_THREAD_DEFAULT_STREAM = 2
+"""The handle of the per-thread default stream, in whichever thread."""
 
 
 def stream_handle(stream: Any) -> int:
@@ -41,6 +45,21 @@ def stream_handle(stream: Any) -> int:
         f"{stream!r} is no stream; pass an object with __cuda_stream__, a PyTorch, CuPy, Numba or cuda.core stream, "
         "an integer handle, or None"
     )
+
+
+def is_per_thread(stream: Any) -> bool:
+    """Say whether a stream is the per-thread default stream: one handle, and another stream in every thread.
+
+    Raises:
+        ContractError: it is no stream.
+    """
+    handle = stream_handle(stream)
+    return handle == PER_THREAD_DEFAULT_STREAM or (handle == DEFAULT_STREAM and _default_is_per_thread())
+
+
+def _default_is_per_thread() -> bool:
+    """Whether CUDA's Python bindings were told so; they read the variable as a number."""
+    return os.environ.get("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "0").strip() not in {"", "0"}
 
 
 def same_stream(one: Any, other: Any) -> bool:
