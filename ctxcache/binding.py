@@ -15,7 +15,7 @@ from ctxcache.config import ContextCacheConfig, DeploymentConfig
 from ctxcache.core import Flags
 from ctxcache.device.ops import DeviceOps, SnapshotJobs, StreamSynchronizer
 from ctxcache.device.page_table import KVPageTable
-from ctxcache.device.resources import ContextCachePhysicalResources, check_resources
+from ctxcache.device.resources import ContextCachePhysicalResources, check_devices, check_resources
 from ctxcache.device.snapshots import HybridSnapshotStorage
 from ctxcache.device.streams import stream_handle
 from ctxcache.errors import ContractError, DeploymentError
@@ -180,6 +180,7 @@ def bind_device(
         raise DeploymentError(f"synchronizer is a {type(synchronizer).__name__}; pass a callable, or None to wait")
     stream_handle(stream)
     ops = resources.base_cache.device_ops if device_ops is None else device_ops
+    check_devices(ops, resources)
     storage = None
     if kind in RECURRENT_KINDS:
         storage = HybridSnapshotStorage(

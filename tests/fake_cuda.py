@@ -8,6 +8,7 @@ It is lazy, as a GPU is: what is enqueued runs when a stream or an event is wait
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.machinery import ModuleSpec
@@ -23,6 +24,9 @@ NOT_READY = 600
 class FakeDriver:
     """The calls of `cuda.bindings.driver` and `cuda.bindings.runtime` that copy, fill, launch and mark."""
 
+    CONTEXTS = 0xC0
+    """The primary context of device 0; those of the others follow."""
+
     CUresult = SimpleNamespace(CUDA_SUCCESS=0, CUDA_ERROR_NOT_READY=NOT_READY)
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
     cudaMemcpyKind = SimpleNamespace(cudaMemcpyDeviceToDevice=3)
@@ -32,9 +36,33 @@ class FakeDriver:
         self.queue: list[Callable[[], object]] = []
         self.events: dict[int, FakeEvent] = {}
         self.launches: list[tuple[Any, ...]] = []
+        self.devices: list[int] = []
         self.num_calls = 0
+        self._thread = threading.local()
         self.answer = 0
         self.time = 0.0
+
+    @property
+    def context(self) -> int:
+        """The calling thread's current context; 0 for none."""
+        return getattr(self._thread, "context", 0)
+
+    @context.setter
+    def context(self, context: int) -> None:
+        self._thread.context = context
+
+    def cuCtxGetCurrent(self) -> tuple[int, int]:
+        """Return the calling thread's context."""
+        return 0, self.context
+
+    def cuCtxSetCurrent(self, context: int) -> tuple[int]:
+        """Replace the calling thread's context."""
+        self.context = context
+        return (0,)
+
+    def cuCtxGetDevice(self) -> tuple[int, int]:
+        """Return the device of the calling thread's context."""
+        return 0, self.context - self.CONTEXTS
 
     def CUevent(self, handle: int) -> FakeEvent:
         """Return the event with this handle."""
@@ -46,8 +74,9 @@ class FakeDriver:
             self.queue.pop(0)()
 
     def enqueue(self, work: Callable[[], object]) -> tuple[int]:
-        """Take work that runs later; the answer is what the test wants."""
+        """Take work that runs later, and note in whose context; the answer is what the test wants."""
         self.num_calls += 1
+        self.devices.append(self.context - self.CONTEXTS)
         self.queue.append(work)
         return (self.answer,)
 
@@ -129,6 +158,7 @@ class FakeStream:
 
     def synchronize(self) -> None:
         """Wait for everything."""
+        self._driver.devices.append(self._driver.context - self._driver.CONTEXTS)
         self._driver.run()
 
 
@@ -162,8 +192,9 @@ class FakeCuda:
         return "the driver\n is asleep"
 
     def current_context(self) -> None:
-        """Enter the primary context."""
+        """Enter the primary context of device 0 where the thread has none."""
         self.num_contexts += 1
+        self.driver.context = self.driver.context or self.driver.CONTEXTS
 
     def stream(self) -> FakeStream:
         """Make a stream."""

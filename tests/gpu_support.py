@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.device.launch import SIMULATED, Launcher, cuda
+from ctxcache.device.context import SIMULATED, cuda
+from ctxcache.device.launch import Launcher
 from ctxcache.device.numba_ops import NumbaDeviceOps
 from ctxcache.device.ops import storage_dtype
 from ctxcache.device.streams import stream_handle

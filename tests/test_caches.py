@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from device_support import A, R, hybrid_engine, ints, mtp_deployment
 
+from ctxcache import ContextCacheConfig, ContextCacheCoordinator
 from ctxcache.config import AttentionLayerConfig, DeploymentConfig, EngineConfig, SpecDecodeConfig
-from ctxcache.device.arrays import view_array
+from ctxcache.device import caches
+from ctxcache.device.arrays import ArrayView, device_of, view_array
 from ctxcache.device.caches import HybridCacheManager, kv_pool_shape, state_shapes
 from ctxcache.device.numba_ops import NumbaDeviceOps
 from ctxcache.device.numpy_ops import NumpyDeviceOps
@@ -383,6 +385,55 @@ def test_base_and_draft_need_their_own_tables() -> None:
         check_resources(deployment, Kind.EAGLE, ContextCachePhysicalResources(cache, table, cache, table_of(engine)))
     with pytest.raises(DeploymentError, match="share"):
         check_resources(deployment, Kind.EAGLE, ContextCachePhysicalResources(cache, table, cache_of(engine), table))
+
+
+class OpsOfDevice(NumpyDeviceOps):
+    """Ops that say which device they work on."""
+
+    def __init__(self, device_ordinal: int) -> None:
+        self.device_ordinal = device_ordinal
+
+
+def test_resources_of_another_device_are_refused() -> None:
+    """Where ops say their device, caches and tables must lie on the coordinator's; ops that do not say are believed."""
+    engine = attention_engine()
+
+    def build(cache_ops: Any, table_ops: Any, ops: Any) -> ContextCacheCoordinator:
+        resources = ContextCachePhysicalResources(
+            HybridCacheManager(engine, None, device_ops=cache_ops),
+            KVPageTable(engine.max_batch_size, engine.pages_per_sequence, engine.num_pages, device_ops=table_ops),
+        )
+        return ContextCacheCoordinator(
+            ContextCacheConfig(), DeploymentConfig(engine), Kind.VANILLA, resources, None, device_ops=ops
+        )
+
+    one, two, silent = OpsOfDevice(1), OpsOfDevice(2), NumpyDeviceOps()
+    for cache_ops, table_ops, ops in (
+        (one, one, None),
+        (one, OpsOfDevice(1), one),
+        (one, silent, one),
+        (two, one, silent),
+    ):
+        assert build(cache_ops, table_ops, ops).idle
+    with pytest.raises(DeploymentError, match=r"base_cache lies on device 2 .* ops work on device 1; build both"):
+        build(two, one, one)
+    with pytest.raises(DeploymentError, match="base_page_table lies on device 2"):
+        build(one, two, None)
+
+
+def test_pools_of_another_device_are_refused() -> None:
+    """DLPack says where an array lies; the ops say where they work. An array that does not say is believed."""
+    home = ArrayView(0x1000, (4,), (4,), np.dtype(np.int32), "cuda", 1)
+    for device, fits in ((1, True), (-1, True), (0, False)):
+        lent = ArrayView(0x2000, (2,), (2,), np.dtype(np.float16), "cuda", device)
+        if fits:
+            caches._check_lent("pool", lent, (2,), "float16", home)
+        else:
+            with pytest.raises(DeploymentError, match="pool lies on cuda 0 and the device ops work on cuda 1"):
+                caches._check_lent("pool", lent, (2,), "float16", home)
+    array = np.zeros(3, np.float16)
+    assert device_of(DLPackArray(array), view_array(DLPackArray(array))) == 0
+    assert device_of(CudaArray(array), view_array(CudaArray(array))) == -1
 
 
 def test_a_pool_must_hold_one_longest_sequence() -> None:

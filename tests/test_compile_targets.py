@@ -21,15 +21,18 @@ ROOT = Path(__file__).parent.parent
 
 SCRIPT = """
 import inspect, json, sys
-from ctxcache.device import kernels, launch
+from ctxcache.device import context, kernels
+from ctxcache.device.inline import INLINE_WORDS
 from numba import cuda, types
 
-assert not launch.SIMULATED
+assert not context.SIMULATED
 report = {}
 for name, kernel in vars(kernels).items():
     if getattr(kernel, "py_func", None) is None or kernel.targetoptions.get("device"):
         continue
-    signature = types.void(*[types.int64] * len(inspect.signature(kernel.py_func).parameters))
+    parameters = inspect.signature(kernel.py_func).parameters
+    words = types.UniTuple(types.int64, INLINE_WORDS)
+    signature = types.void(*[words if name == "words" else types.int64 for name in parameters])
     for major in (8, 9, 10):
         ptx, _ = cuda.compile_ptx(kernel.py_func, signature, cc=(major, 0))
         report.setdefault(name, {})[f"sm_{major}0"] = ptx

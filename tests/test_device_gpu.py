@@ -15,7 +15,7 @@ from device_support import even_engine, hybrid_engine, ints, jobs, stream_of_run
 from gpu_support import driver_stream, is_busy, spin
 
 from ctxcache.device.caches import HybridCacheManager
-from ctxcache.device.launch import SIMULATED, cuda
+from ctxcache.device.context import SIMULATED, cuda
 from ctxcache.device.numba_ops import NumbaDeviceOps
 from ctxcache.device.page_table import KVPageTable
 from ctxcache.device.snapshots import HybridSnapshotStorage, partial_kv_bytes_per_slot, recurrent_bytes_per_slot

@@ -35,7 +35,8 @@ from ctxcache import (
     recurrent_bytes_per_slot,
 )
 from ctxcache.device.arrays import view_array
-from ctxcache.device.launch import SIMULATED, Launcher, cuda
+from ctxcache.device.context import SIMULATED, cuda
+from ctxcache.device.launch import Launcher
 from ctxcache.device.memory import load4, load8, store4, store16
 from ctxcache.device.numba_ops import NumbaDeviceOps
 

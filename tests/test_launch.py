@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from fake_cuda import FakeCuda, FakeDriver
 
-from ctxcache.device import launch
+from ctxcache.device import buffers, context, launch
 from ctxcache.device.arrays import view_array
+from ctxcache.device.context import CudaDevice
+from ctxcache.device.inline import INLINE_WORDS
 from ctxcache.errors import ContractError, DeviceError
 
 OUT_OF_MEMORY = 2
@@ -23,20 +25,21 @@ OUT_OF_MEMORY = 2
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """A GPU, as far as `launch` can see."""
     fake = FakeCuda(FakeDriver())
-    monkeypatch.setattr(launch, "SIMULATED", False)
-    monkeypatch.setattr(launch, "cuda", fake)
-    monkeypatch.setattr(launch, "_entered", threading.local())
+    for module in (context, buffers, launch):
+        monkeypatch.setattr(module, "SIMULATED", False)
+        monkeypatch.setattr(module, "cuda", fake)
     monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=fake.driver))
-    launch._load_driver.cache_clear()
+    context._load_driver.cache_clear()
     yield fake
-    launch._load_driver.cache_clear()
+    context._load_driver.cache_clear()
 
 
 class Kernel:
     """A kernel of Numba's: compiled for a signature, or configured by a subscript."""
 
-    def __init__(self, handle: Any = 77) -> None:
+    def __init__(self, handle: Any = 77, *, takes_words: bool = False) -> None:
         self.handle = handle
+        self.py_func = (lambda count, values, words: None) if takes_words else (lambda *_integers: None)
         self.compiled: list[Any] = []
         self.configured: list[Any] = []
         self.called: list[Any] = []
@@ -58,11 +61,11 @@ def test_what_is_missing_is_named(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatc
     """Nothing with a GPU; the package where it is absent; the driver's own reason on one line otherwise."""
     found: dict[str, Any] = {"numba_cuda": object()}
     monkeypatch.setattr(importlib.util, "find_spec", found.get)
-    assert launch.missing_target() is None
+    assert context.missing_target() is None
     cuda.available = False
-    assert launch.missing_target() == "the driver is asleep"
+    assert context.missing_target() == "the driver is asleep"
     found.clear()
-    assert launch.missing_target() == "numba-cuda is not installed"
+    assert context.missing_target() == "numba-cuda is not installed"
 
 
 def test_a_kernel_is_compiled_once_and_launched_through_its_handle(cuda: FakeCuda) -> None:
@@ -110,7 +113,7 @@ def test_a_stream_of_numbas_is_made_once_for_each_handle(cuda: FakeCuda) -> None
 
 def test_memory_is_zero_and_copies_have_arrived(cuda: FakeCuda) -> None:
     """Each of allocate, write and read returns when the device is through with it; what is empty is not copied."""
-    memory = launch.DeviceMemory()
+    memory = buffers.DeviceMemory(CudaDevice())
     array = memory.allocate((2, 3), np.dtype(np.int32))
     view = view_array(array.host)
     assert not array.host.any()
@@ -128,12 +131,12 @@ def test_a_copy_that_the_driver_refuses_is_a_device_error(cuda: FakeCuda) -> Non
     """The driver's code is in the message."""
     cuda.driver.answer = OUT_OF_MEMORY
     with pytest.raises(DeviceError, match=f"answered {OUT_OF_MEMORY}"):
-        launch.DeviceMemory().allocate((2,), np.dtype(np.int32))
+        buffers.DeviceMemory(CudaDevice()).allocate((2,), np.dtype(np.int32))
 
 
 def test_a_staging_buffer_is_idle_behind_its_mark(cuda: FakeCuda) -> None:
     """The copy to the device is enqueued, not waited for; the buffer is busy from its mark to when that is passed."""
-    buffer = launch.StagingBuffer(64)
+    buffer = buffers.StagingBuffer(64, CudaDevice())
     assert buffer.address == buffer.host.ctypes.data
     assert buffer.is_idle()
     buffer.host[:] = np.arange(64)
@@ -141,10 +144,10 @@ def test_a_staging_buffer_is_idle_behind_its_mark(cuda: FakeCuda) -> None:
     assert buffer.copy_to_device(8, 99) == address
     buffer.mark_used(99)
     assert not buffer.is_idle()
-    assert buffer._device.host[0] == 0x5A
+    assert buffer._beside.host[0] == 0x5A
     buffer.wait()
     assert buffer.is_idle()
-    assert buffer._device.host.tolist() == list(range(64))
+    assert buffer._beside.host.tolist() == list(range(64))
 
 
 def test_a_host_array_is_refused_where_kernels_run_on_a_gpu(cuda: FakeCuda) -> None:
@@ -153,16 +156,59 @@ def test_a_host_array_is_refused_where_kernels_run_on_a_gpu(cuda: FakeCuda) -> N
         launch.device_address("increment", view_array(np.zeros(3, np.int32)))
 
 
-def test_each_thread_enters_the_context_once(cuda: FakeCuda) -> None:
-    """A thread has no context of its own at first; later launches do not ask again."""
-    launcher, kernel = launch.Launcher(), Kernel()
+@pytest.mark.parametrize("prepared", [True, False])
+def test_words_follow_the_integers(cuda: FakeCuda, prepared: bool) -> None:
+    """A kernel that takes words is compiled for a tuple of them; Numba's dispatch is given all, zeros behind the first."""
+    launcher, kernel = launch.Launcher(prepared=prepared), Kernel(takes_words=True)
+    assert launch.takes_words(kernel)
+    assert not launch.takes_words(Kernel())
+    launcher.launch(kernel, (1, 1, 1), 99, 5, 0, words=np.array([7, -8]))
+    if prepared:
+        assert [str(kind) for kind in kernel.compiled[0]] == ["int64", "int64", f"UniTuple(int64 x {INLINE_WORDS})"]
+        assert cuda.driver.launches == [(77, (1, 1, 1), 99)]
+    else:
+        ((_, arguments),) = kernel.called
+        assert arguments == (5, 0, (7, -8, *[0] * (INLINE_WORDS - 2)))
 
-    def work() -> None:
-        for _ in range(5):
-            launcher.launch(kernel, (1, 1, 1), None)
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
+def test_ops_stay_on_the_device_they_were_made_on(cuda: FakeCuda) -> None:
+    """Launches, copies, marks and waits are made in that device's context, in whichever thread, and leave the thread's own."""
+    driver = cuda.driver
+    driver.context = driver.CONTEXTS + 1
+    device = CudaDevice()
+    launcher, memory = launch.Launcher(device), buffers.DeviceMemory(device)
+    assert device.ordinal == 1
+    buffer = buffers.StagingBuffer(64, device)
+    found = []
+
+    def work(context_before: int) -> None:
+        driver.context = context_before
+        launcher.launch(Kernel(), (1, 1, 1), None)
+        array = memory.allocate((3,), np.dtype(np.int32))
+        memory.write(view_array(array.host), np.arange(3, dtype=np.int32))
+        buffer.copy_to_device(8, 99)
+        buffer.mark_used(99)
+        buffer.is_idle()
+        buffer.wait()
+        launcher.synchronize(None)
+        found.append(driver.context)
+
+    for before in (driver.CONTEXTS, driver.CONTEXTS + 1, driver.CONTEXTS + 2, 0):
+        thread = threading.Thread(target=work, args=(before,))
         thread.start()
         thread.join()
-    assert cuda.num_contexts == 3
+    assert found == [driver.CONTEXTS, driver.CONTEXTS + 1, driver.CONTEXTS + 2, driver.CONTEXTS + 1]
+    assert set(driver.devices) == {1}
+    assert len(driver.devices) >= 4 * 7
+
+
+def test_a_context_is_put_back_after_a_failure(cuda: FakeCuda) -> None:
+    """A launch that the driver refuses does not leave the thread on another device."""
+    driver = cuda.driver
+    launcher = launch.Launcher()
+    launcher.launch(kernel := Kernel(), (1, 1, 1), None)
+    driver.context = driver.CONTEXTS + 1
+    driver.answer = OUT_OF_MEMORY
+    with pytest.raises(DeviceError, match=f"answered {OUT_OF_MEMORY}"):
+        launcher.launch(kernel, (1, 1, 1), None)
+    assert driver.context == driver.CONTEXTS + 1

@@ -104,6 +104,10 @@ def test_wrong_pages_and_small_arrays_are_refused(ops: Any) -> None:
     for pages, target in (([5], sums), ([-1], sums), ([0, 1, 2], sums), ([0], ops.allocate((2, 2), "int64"))):
         with pytest.raises(ContractError, match=r"page_ids|sums"):
             ops.sum_pages(cache, np.array(pages, np.int32), target, None)
+    gaps = np.zeros((2, 2, SUM_LANES, 4), np.int64)[..., ::2]
+    if isinstance(ops, NumpyDeviceOps):
+        with pytest.raises(ContractError, match="pass a C-contiguous array"):
+            ops.sum_pages(cache, np.array([0], np.int32), gaps, None)
     ops.sum_pages(cache, np.empty(0, np.int32), sums, None)
     ops.synchronize(None, None)
     assert not ops.to_host(sums).any()

@@ -8,20 +8,22 @@ import numpy as np
 import pytest
 from device_support import hybrid_engine, ints
 
-from ctxcache.device import launch
+from ctxcache.device.buffers import StagingBuffer
 from ctxcache.device.caches import HybridCacheManager
+from ctxcache.device.context import CudaDevice
+from ctxcache.device.inline import INLINE_INTS
 from ctxcache.device.numba_ops import NumbaDeviceOps
 from ctxcache.device.page_table import KVPageTable
 from ctxcache.device.staging import ChangeArena, StagingRing
 
 
-class SlowBuffer(launch.StagingBuffer):
+class SlowBuffer(StagingBuffer):
     """A buffer whose reader is still running until the test says otherwise."""
 
     made: list[SlowBuffer] = []  # noqa: RUF012 - emptied by the fixture
 
     def __init__(self, capacity: int) -> None:
-        super().__init__(capacity)
+        super().__init__(capacity, CudaDevice())
         self.reading = False
         self.waits = 0
         self.made.append(self)
@@ -39,6 +41,15 @@ class SlowBuffer(launch.StagingBuffer):
         """Let the reader finish."""
         self.waits += 1
         self.reading = False
+
+
+MANY = INLINE_INTS + 4
+"""Slots of an engine whose runs of lengths, slots and mappings are too long to travel with a launch."""
+
+
+def run_of(*first: int) -> np.ndarray:
+    """A run of `MANY` int32 values that begins with these and goes on with `MANY - 1` down."""
+    return np.array([*first, *range(MANY - 1, len(first) - 1, -1)], np.int32)
 
 
 @pytest.fixture
@@ -100,21 +111,35 @@ def test_uploads_behind_a_slow_stream_leave_earlier_buffers_alone(made: list[Slo
     ops = NumbaDeviceOps()
     ops._ring = StagingRing(SlowBuffer)
     table = KVPageTable(2, 4, 9, device_ops=ops)
-    cache = HybridCacheManager(hybrid_engine(), None, device_ops=ops)
-    mapping = ops.allocate((2,), "int32")
+    cache = HybridCacheManager(hybrid_engine(max_batch_size=MANY), None, device_ops=ops)
+    mapping = ops.allocate((MANY,), "int32")
     for page in range(3):
         table.set_row(0, [page, page + 1])
         table.upload(None)
-    ops.reset_lengths(cache, ints(4, 5), None)
-    ops.upload_mapping(ints(0, -1), mapping, None)
-    ops.zero_recurrent(cache, ints(1), None)
+    ops.reset_lengths(cache, run_of(4, 5), None)
+    ops.upload_mapping(run_of(0, -1), mapping, None)
+    ops.zero_recurrent(cache, np.arange(MANY, dtype=np.int32)[::-1], None)
     # Uploads take parts of one buffer, one behind the other; everything else a buffer of its own.
     assert len(made) == 4
     uploaded = [pairs.tolist() for pairs in made[0].pairs[:4]]
     assert uploaded == [[0, 0], [1, 1], [0, 1], [1, 2]]
     assert made[0].pairs[4:6].tolist() == [[0, 2], [1, 3]]
     heads = [buffer.host[:8].view(np.int32).tolist() for buffer in made[1:]]
-    assert heads == [[4, 5], [0, -1], [1, 0]]
+    assert heads == [[4, 5], [0, -1], [MANY - 1, MANY - 2]]
+
+
+def test_short_runs_travel_with_their_launch(made: list[SlowBuffer]) -> None:
+    """Lengths, mapping and slots of a usual batch need no buffer, so that nothing has to be kept until they are read."""
+    ops = NumbaDeviceOps()
+    ops._ring = StagingRing(SlowBuffer)
+    cache = HybridCacheManager(hybrid_engine(), None, device_ops=ops)
+    mapping = ops.allocate((3,), "int32")
+    ops.reset_lengths(cache, ints(4, 5), None)
+    ops.upload_mapping(ints(0, -1, 1), mapping, None)
+    ops.zero_recurrent(cache, ints(1), None)
+    assert made == []
+    assert ops.to_host(cache.kv_lengths).tolist() == [4, 5, 0]
+    assert ops.to_host(mapping).tolist() == [0, -1, 1]
 
 
 def test_an_arena_marks_a_buffer_once_it_is_full(made: list[SlowBuffer]) -> None:
@@ -199,17 +224,18 @@ def test_a_launch_that_fails_loses_its_buffer(made: list[SlowBuffer]) -> None:
     """The error reaches the caller, the buffer is put away, and the next op works."""
     ops = NumbaDeviceOps()
     ops._ring = StagingRing(SlowBuffer)
-    cache = HybridCacheManager(hybrid_engine(), None, device_ops=ops)
+    cache = HybridCacheManager(hybrid_engine(max_batch_size=MANY), None, device_ops=ops)
     launch_kernel = ops._launcher.launch
 
-    def fail(*_arguments: Any) -> None:
+    def fail(*_arguments: Any, **_options: Any) -> None:
         raise KeyboardInterrupt
 
     ops._launcher.launch = fail
     with pytest.raises(KeyboardInterrupt):
-        ops.reset_lengths(cache, ints(4, 5), None)
+        ops.reset_lengths(cache, run_of(4, 5), None)
     ops._launcher.launch = launch_kernel
     assert ops._ring._lost == made
+    assert len(made) == 1
     assert cache.active_batch_size == 0
-    ops.reset_lengths(cache, ints(4, 5), None)
-    assert ops.to_host(cache.kv_lengths).tolist() == [4, 5, 0]
+    ops.reset_lengths(cache, run_of(4, 5), None)
+    assert ops.to_host(cache.kv_lengths).tolist() == run_of(4, 5).tolist()

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ctxcache.device.launch import SIMULATED, Launcher, cuda
+from ctxcache.device.context import SIMULATED, cuda
+from ctxcache.device.launch import Launcher
 from ctxcache.device.streams import stream_handle
 from ctxcache.errors import DeviceError
 

@@ -19,7 +19,7 @@ from ctxcache.cli.driver import look_for_driver
 from ctxcache.config import AttentionLayerConfig, EngineConfig, RecurrentStateConfig
 from ctxcache.device.arrays import view_array
 from ctxcache.device.caches import HybridCacheManager
-from ctxcache.device.launch import SIMULATED, cuda
+from ctxcache.device.context import SIMULATED, cuda
 from ctxcache.device.numba_ops import NumbaDeviceOps
 from ctxcache.device.ops import SnapshotJobs
 from ctxcache.device.page_table import KVPageTable

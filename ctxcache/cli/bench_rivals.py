@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ctxcache.device.arrays import view_array
-from ctxcache.device.launch import SIMULATED
+from ctxcache.device.context import SIMULATED
 from ctxcache.device.streams import stream_handle
 
 Copy = tuple[int, int, int]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +22,7 @@ _DLPACK_LETTERS = {0: "i", 1: "u", 2: "f"}
 """Type codes of DLPack that NumPy has: signed, unsigned, IEEE float. bfloat16 and fp8 are codes of their own."""
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayView:
+class ArrayView(NamedTuple):
     """Where an array lies. It does not keep the array alive; whoever holds the view holds the array too.
 
     Attributes:
@@ -33,7 +31,7 @@ class ArrayView:
         strides: bytes from one element to the next along each axis.
         dtype: of the elements, where NumPy has it; else unsigned integers of their size.
         place: `HOST`, `CUDA`, or `SIMULATOR` (host memory that Numba's simulator calls a device array).
-        device: ordinal of the CUDA device; -1 where the array does not say.
+        device: ordinal of the CUDA device; -1 where nobody asked, see `device_of`.
         readonly: whether NumPy forbids writing.
     """
 
@@ -93,6 +91,14 @@ def view_array(array: Any) -> ArrayView:
     )
 
 
+def device_of(array: Any, view: ArrayView) -> int:
+    """Return the ordinal of the device that an array lies on; -1 where neither its view nor DLPack says it."""
+    if view.device >= 0:
+        return view.device
+    place = _dlpack_device(array)
+    return -1 if place is None else place[1]
+
+
 def host_array(array: Any) -> NDArray[Any]:
     """Return a writable NumPy array over the memory of any host (or simulated) array, without a copy.
 
@@ -142,8 +148,8 @@ def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def _view_numpy(array: NDArray[Any], place: str) -> ArrayView:
-    readonly = not array.flags.writeable
-    return ArrayView(array.ctypes.data, array.shape, array.strides, array.dtype, place, 0, readonly)
+    address, readonly = array.__array_interface__["data"]
+    return ArrayView(address, array.shape, array.strides, array.dtype, place, 0, readonly)
 
 
 def _view_cuda_interface(array: Any) -> ArrayView | None:
@@ -157,8 +163,7 @@ def _view_cuda_interface(array: Any) -> ArrayView | None:
     # The read-only flag is passed over: JAX sets it on every array, the ones that it lends to kernels included.
     address, _readonly = interface["data"]
     strides = interface.get("strides") or _c_strides(shape, dtype.itemsize)
-    device = _dlpack_device(array)
-    return ArrayView(int(address or 0), shape, tuple(strides), dtype, CUDA, device[1] if device else -1)
+    return ArrayView(int(address or 0), shape, tuple(strides), dtype, CUDA)
 
 
 def _dlpack_device(array: Any) -> tuple[str, int] | None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxcache.config import DTYPE_BYTES, EngineConfig
-from ctxcache.device.arrays import SIMULATOR, ArrayView, view_array
+from ctxcache.device.arrays import SIMULATOR, ArrayView, device_of, view_array
 from ctxcache.device.checks import as_index, as_list, check_engine
 from ctxcache.device.defaults import ops_or_default
+from ctxcache.device.job_checks import are_within
 from ctxcache.device.ops import Int32s, RuntimeDeviceOps, as_int32s
 from ctxcache.device.ownership import Ownership
 from ctxcache.errors import ContractError, DeploymentError
@@ -113,6 +115,11 @@ class HybridCacheManager(Ownership):
         self._recurrent_index = {layer: i for i, layer in enumerate(of_type[LayerType.RECURRENT])}
         self.kv_lengths = ops.allocate((config.max_batch_size,), "int32")
 
+    @cached_property
+    def lengths_view(self) -> ArrayView:
+        """Where `kv_lengths` lies."""
+        return view_array(self.kv_lengths)
+
     @property
     def num_pages(self) -> int:
         """Pages of every attention layer's pool; 0 for a model without attention layers."""
@@ -209,7 +216,7 @@ class HybridCacheManager(Ownership):
     def _check_borrowed(self) -> None:
         config, recurrent = self.config, self.config.recurrent
         state_shape, conv_shape = state_shapes(config)
-        home = view_array(self.kv_lengths)
+        home = self.lengths_view._replace(device=getattr(self.device_ops, "device_ordinal", -1))
         groups: list[tuple[str, list[Any], list[tuple[int, ...]], str]] = [
             (
                 "kv_pools",
@@ -232,7 +239,7 @@ class HybridCacheManager(Ownership):
                     view = view_array(array)
                 except ContractError as error:
                     raise DeploymentError(f"{name}[{i}]: {error}") from error
-                _check_lent(f"{name}[{i}]", view, shape, dtype, home)
+                _check_lent(f"{name}[{i}]", view._replace(device=device_of(array, view)), shape, dtype, home)
 
 
 def check_mapping(mapping: Any, old_batch: int, new_batch: int) -> Int32s:
@@ -273,7 +280,7 @@ def check_lengths(cache: HybridCacheManager, reuse_lengths: Any) -> Int32s:
     lengths = as_int32s("reuse_lengths", reuse_lengths)
     if len(lengths) > cache.max_batch:
         raise ContractError(f"there are {len(lengths)} reuse lengths; the cache has {cache.max_batch} slots")
-    if lengths.size and lengths.min() < 0:
+    if not are_within(lengths, _INT32_LIMIT):
         raise ContractError(f"reuse_lengths hold {lengths.min()}; a length is at least 0")
     return lengths
 

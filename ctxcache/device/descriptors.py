@@ -1,7 +1,8 @@
 """Tables that tell a kernel where bytes lie: built once per cache or storage, kept on the device.
 
 A *slot table* has one row per array that is addressed by slot: `SLOT_FIELDS` int64. A *move table* has one row per run
-of bytes that a snapshot saves: `MOVE_FIELDS` int64. Job rows are `JOB_FIELDS` int32, as `check_jobs` packs them.
+of bytes that a snapshot saves: `MOVE_FIELDS` int64. Jobs are `JOB_FIELDS` rows of int32 with an
+entry a job, as `check_jobs` packs them.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ SLOT_ADDRESS, SLOT_BYTES, SLOT_FIELDS = range(3)
 (
     MOVE_LIVE_ADDRESS,
     MOVE_LIVE_STRIDE,
-    MOVE_LIVE_COLUMN,
+    MOVE_LIVE_FIELD,
     MOVE_SAVED_ADDRESS,
     MOVE_SAVED_STRIDE,
-    MOVE_SAVED_COLUMN,
+    MOVE_SAVED_FIELD,
     MOVE_FIXED_BYTES,
     MOVE_TOKEN_BYTES,
     MOVE_FIELDS,
 ) = range(9)
-"""Fields of a move table. A side's bytes begin at its address + its stride x the job's entry in its column; their number
+"""Fields of a move table. A side's bytes begin at its address + its stride x the job's entry in its field; their number
 is the fixed bytes + the token bytes x the job's tokens."""
 
 JOB_SLOT, JOB_RECURRENT, JOB_PARTIAL, JOB_BASE_PAGE, JOB_DRAFT_PAGE, JOB_TOKENS, JOB_FIELDS = range(7)
-"""Columns of a job row: the fields of `SnapshotJobs` in order."""
+"""Rows of packed jobs: the fields of `SnapshotJobs` in order."""
 
 
 def slot_table(cache: HybridCacheManager) -> NDArray[np.int64]:
@@ -53,10 +54,10 @@ def move_table(storage: HybridSnapshotStorage) -> NDArray[np.int64]:
         rows.append((live, size, JOB_SLOT, saved, size, JOB_RECURRENT, size, 0))
     for pages in storage.page_parts:
         live, saved = view_array(pages.live).address, view_array(pages.saved).address
-        size, column = pages.page_bytes, JOB_DRAFT_PAGE if pages.is_draft else JOB_BASE_PAGE
+        size, field = pages.page_bytes, JOB_DRAFT_PAGE if pages.is_draft else JOB_BASE_PAGE
         for half in (0, 1):
             live_half, saved_half = live + half * pages.num_pages * size, saved + half * size
-            rows.append((live_half, size, column, saved_half, 2 * size, JOB_PARTIAL, 0, pages.token_bytes))
+            rows.append((live_half, size, field, saved_half, 2 * size, JOB_PARTIAL, 0, pages.token_bytes))
     return np.array(rows, np.int64).reshape(-1, MOVE_FIELDS)
 
 

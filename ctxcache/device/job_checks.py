@@ -1,6 +1,6 @@
-"""Whether snapshot jobs are in order: compiled loops over the packed rows, so that the usual case costs a few microseconds.
+"""Whether values and snapshot jobs are in order: compiled loops, so that the usual case costs a few microseconds.
 
-They say yes or no. What exactly is wrong is found by the slow checks of `snapshots`, which run only after a no.
+They say yes or no. What exactly is wrong is found by slow checks, which run only after a no.
 """
 
 from __future__ import annotations
@@ -17,6 +17,15 @@ ABSENT = -1
 
 
 @njit
+def are_within(values: Int32s, limit: int) -> bool:
+    """Whether every value is in `[0, limit)`."""
+    for value in values:  # noqa: SIM110 - compiled code has no generators to fold
+        if value < 0 or value >= limit:
+            return False
+    return True
+
+
+@njit
 def are_distinct_slots(slots: Int32s, num_slots: int) -> bool:
     """Whether every slot is in `[0, num_slots)` and none is named twice."""
     seen = np.zeros(num_slots, np.bool_)
@@ -28,49 +37,49 @@ def are_distinct_slots(slots: Int32s, num_slots: int) -> bool:
 
 
 @njit_part
-def _overlap(rows: Int32s, i: int, j: int, to_snapshots: bool, has_draft: bool) -> bool:  # noqa: FBT001 - compiled
+def _overlap(table: Int32s, i: int, j: int, to_snapshots: bool, has_draft: bool) -> bool:  # noqa: FBT001 - compiled
     """Whether jobs i and j write the same place."""
-    state = rows[i, JOB_RECURRENT] != ABSENT and rows[j, JOB_RECURRENT] != ABSENT
-    pages = rows[i, JOB_PARTIAL] != ABSENT and rows[j, JOB_PARTIAL] != ABSENT
-    pages = pages and rows[i, JOB_TOKENS] > 0 and rows[j, JOB_TOKENS] > 0
+    state = table[JOB_RECURRENT, i] != ABSENT and table[JOB_RECURRENT, j] != ABSENT
+    pages = table[JOB_PARTIAL, i] != ABSENT and table[JOB_PARTIAL, j] != ABSENT
+    pages = pages and table[JOB_TOKENS, i] > 0 and table[JOB_TOKENS, j] > 0
     if to_snapshots:
-        if state and rows[i, JOB_RECURRENT] == rows[j, JOB_RECURRENT]:
+        if state and table[JOB_RECURRENT, i] == table[JOB_RECURRENT, j]:
             return True
-        return bool(pages and rows[i, JOB_PARTIAL] == rows[j, JOB_PARTIAL])
-    if state and rows[i, JOB_SLOT] == rows[j, JOB_SLOT]:
+        return bool(pages and table[JOB_PARTIAL, i] == table[JOB_PARTIAL, j])
+    if state and table[JOB_SLOT, i] == table[JOB_SLOT, j]:
         return True
-    if pages and rows[i, JOB_BASE_PAGE] == rows[j, JOB_BASE_PAGE]:
+    if pages and table[JOB_BASE_PAGE, i] == table[JOB_BASE_PAGE, j]:
         return True
-    return bool(pages and has_draft and rows[i, JOB_DRAFT_PAGE] == rows[j, JOB_DRAFT_PAGE])
+    return bool(pages and has_draft and table[JOB_DRAFT_PAGE, i] == table[JOB_DRAFT_PAGE, j])
 
 
 @njit
-def are_sound_jobs(rows: Int32s, limits: tuple[int, int, int, int, int, int], to_snapshots: bool) -> bool:  # noqa: FBT001
+def are_sound_jobs(table: Int32s, limits: tuple[int, int, int, int, int, int], to_snapshots: bool) -> bool:  # noqa: FBT001
     """Whether packed jobs name slots and pages that exist, and no two of them write the same place.
 
     Args:
-        rows: `int32[n, JOB_FIELDS]`.
-        limits: for each column what its entries must be below, where they are used; 0 draft pages where there is no draft.
+        table: `int32[JOB_FIELDS, n]`.
+        limits: for each field what its entries must be below, where they are used; 0 draft pages where there is no draft.
         to_snapshots: whether snapshots are the destination.
     """
     has_draft = limits[JOB_DRAFT_PAGE] > 0
-    for i in range(len(rows)):
-        if rows[i, JOB_RECURRENT] != ABSENT:
-            if rows[i, JOB_RECURRENT] < 0 or rows[i, JOB_RECURRENT] >= limits[JOB_RECURRENT]:
+    for i in range(table.shape[1]):
+        if table[JOB_RECURRENT, i] != ABSENT:
+            if table[JOB_RECURRENT, i] < 0 or table[JOB_RECURRENT, i] >= limits[JOB_RECURRENT]:
                 return False
-            if rows[i, JOB_SLOT] < 0 or rows[i, JOB_SLOT] >= limits[JOB_SLOT]:
+            if table[JOB_SLOT, i] < 0 or table[JOB_SLOT, i] >= limits[JOB_SLOT]:
                 return False
-        if rows[i, JOB_PARTIAL] != ABSENT:
-            if rows[i, JOB_PARTIAL] < 0 or rows[i, JOB_PARTIAL] >= limits[JOB_PARTIAL]:
+        if table[JOB_PARTIAL, i] != ABSENT:
+            if table[JOB_PARTIAL, i] < 0 or table[JOB_PARTIAL, i] >= limits[JOB_PARTIAL]:
                 return False
-            if rows[i, JOB_TOKENS] < 0 or rows[i, JOB_TOKENS] >= limits[JOB_TOKENS]:
+            if table[JOB_TOKENS, i] < 0 or table[JOB_TOKENS, i] >= limits[JOB_TOKENS]:
                 return False
-            if rows[i, JOB_TOKENS] > 0:
-                if rows[i, JOB_BASE_PAGE] < 0 or rows[i, JOB_BASE_PAGE] >= limits[JOB_BASE_PAGE]:
+            if table[JOB_TOKENS, i] > 0:
+                if table[JOB_BASE_PAGE, i] < 0 or table[JOB_BASE_PAGE, i] >= limits[JOB_BASE_PAGE]:
                     return False
-                if has_draft and (rows[i, JOB_DRAFT_PAGE] < 0 or rows[i, JOB_DRAFT_PAGE] >= limits[JOB_DRAFT_PAGE]):
+                if has_draft and (table[JOB_DRAFT_PAGE, i] < 0 or table[JOB_DRAFT_PAGE, i] >= limits[JOB_DRAFT_PAGE]):
                     return False
         for j in range(i):
-            if _overlap(rows, i, j, to_snapshots, has_draft):
+            if _overlap(table, i, j, to_snapshots, has_draft):
                 return False
     return True

@@ -1,30 +1,30 @@
 """The kernels, and nothing else: while one runs under the simulator, this module's `cuda` is replaced.
 
-All parameters are int64: addresses, counts, and byte numbers. Along x the threads of a grid share the work on one run of
-bytes; y counts the runs of a table and z the jobs. Every loop strides over the grid, so any grid gives the same result.
+All parameters are int64: addresses, counts, and byte numbers; `words` are a fixed number of them, see
+`ctxcache.device.inline`. Along x the threads of a grid share the work on one run of bytes; y counts the runs of a table and z
+the jobs. Every loop strides over the grid, so any grid gives the same result.
 """
 
 # mypy: disable-error-code="untyped-decorator"
 
 from __future__ import annotations
 
+from ctxcache.device.context import cuda
 from ctxcache.device.descriptors import (
-    JOB_FIELDS,
     JOB_TOKENS,
     MOVE_FIELDS,
     MOVE_FIXED_BYTES,
     MOVE_LIVE_ADDRESS,
-    MOVE_LIVE_COLUMN,
+    MOVE_LIVE_FIELD,
     MOVE_LIVE_STRIDE,
     MOVE_SAVED_ADDRESS,
-    MOVE_SAVED_COLUMN,
+    MOVE_SAVED_FIELD,
     MOVE_SAVED_STRIDE,
     MOVE_TOKEN_BYTES,
     SLOT_ADDRESS,
     SLOT_BYTES,
     SLOT_FIELDS,
 )
-from ctxcache.device.launch import cuda
 from ctxcache.device.memory import load1, load4, load8, load16, store1, store4, store16, wrapped
 from ctxcache.device.sums import (
     FIRST_FACTOR,
@@ -90,6 +90,15 @@ def zero_bytes(target: int, num_bytes: int, first: int, step: int) -> None:
         store1(target + (i if i < head else i + body), 0)
 
 
+@cuda.jit(device=True, inline="always")
+def value_at(address: int, words: tuple[int, ...], i: int) -> int:
+    """Return entry i of a run of int32 values: from memory, or where its address is null from the launch's own words."""
+    if address != 0:
+        return load4(address + 4 * i)
+    word = words[i >> 1]
+    return wrapped(word << (0 if (i & 1) != 0 else 32)) >> 32
+
+
 @cuda.jit
 def scatter_page_ids(view: int, entries: int, num_entries: int, width: int, num_pages: int) -> None:
     """Write changed page-table entries, `(row * width + column, page id)` int32 each, to K and V half of the view."""
@@ -104,11 +113,11 @@ def scatter_page_ids(view: int, entries: int, num_entries: int, width: int, num_
 
 
 @cuda.jit
-def write_ints(target: int, source: int, num_values: int, num_targets: int) -> None:
-    """Copy `num_values` int32, and zero the targets behind them up to `num_targets`."""
+def write_ints(target: int, num_targets: int, num_values: int, values: int, words: tuple[int, ...]) -> None:
+    """Write `num_values` int32, and zero the targets behind them up to `num_targets`."""
     first = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     for i in range(first, num_targets, cuda.gridDim.x * cuda.blockDim.x):
-        store4(target + 4 * i, load4(source + 4 * i) if i < num_values else 0)
+        store4(target + 4 * i, value_at(values, words, i) if i < num_values else 0)
 
 
 @cuda.jit
@@ -130,12 +139,12 @@ def copy_run(target: int, source: int, num_bytes: int) -> None:
 
 
 @cuda.jit
-def zero_slots(table: int, num_rows: int, slots: int, num_slots: int) -> None:
+def zero_slots(table: int, num_rows: int, num_slots: int, slots: int, words: tuple[int, ...]) -> None:
     """Fill the given slots (int32) of every array of a slot table with zeros."""
     first = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     step = cuda.gridDim.x * cuda.blockDim.x
     for i in range(cuda.blockIdx.z, num_slots, cuda.gridDim.z):
-        slot = load4(slots + 4 * i)
+        slot = value_at(slots, words, i)
         for row in range(cuda.blockIdx.y, num_rows, cuda.gridDim.y):
             entry = table + 8 * SLOT_FIELDS * row
             num_bytes = load8(entry + 8 * SLOT_BYTES)
@@ -143,17 +152,16 @@ def zero_slots(table: int, num_rows: int, slots: int, num_slots: int) -> None:
 
 
 @cuda.jit
-def move_snapshots(table: int, num_rows: int, jobs: int, num_jobs: int, restoring: int) -> None:
+def move_snapshots(table: int, num_rows: int, restoring: int, num_jobs: int, jobs: int, words: tuple[int, ...]) -> None:
     """Copy the runs of a move table for every job: live to saved, or saved to live when `restoring` is not 0."""
     first = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     step = cuda.gridDim.x * cuda.blockDim.x
     for i in range(cuda.blockIdx.z, num_jobs, cuda.gridDim.z):
-        job = jobs + 4 * JOB_FIELDS * i
-        num_tokens = load4(job + 4 * JOB_TOKENS)
+        num_tokens = value_at(jobs, words, JOB_TOKENS * num_jobs + i)
         for row in range(cuda.blockIdx.y, num_rows, cuda.gridDim.y):
             move = table + 8 * MOVE_FIELDS * row
-            live_index = load4(job + 4 * load8(move + 8 * MOVE_LIVE_COLUMN))
-            saved_index = load4(job + 4 * load8(move + 8 * MOVE_SAVED_COLUMN))
+            live_index = value_at(jobs, words, load8(move + 8 * MOVE_LIVE_FIELD) * num_jobs + i)
+            saved_index = value_at(jobs, words, load8(move + 8 * MOVE_SAVED_FIELD) * num_jobs + i)
             if live_index >= 0 and saved_index >= 0:
                 live = load8(move + 8 * MOVE_LIVE_ADDRESS) + live_index * load8(move + 8 * MOVE_LIVE_STRIDE)
                 saved = load8(move + 8 * MOVE_SAVED_ADDRESS) + saved_index * load8(move + 8 * MOVE_SAVED_STRIDE)
@@ -232,12 +240,12 @@ def add_unit(total: int, factor: int, words: tuple[int, int]) -> int:
 
 
 @cuda.jit
-def sum_pages(table: int, num_rows: int, page_ids: int, num_pages: int, sums: int) -> None:
+def sum_pages(table: int, num_rows: int, sums: int, num_pages: int, page_ids: int, words: tuple[int, ...]) -> None:
     """Sum pages, each layer by itself; `ctxcache.device.sums` defines the sum. A thread takes whole lanes."""
     first = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     step = cuda.gridDim.x * cuda.blockDim.x
     for entry in range(cuda.blockIdx.z, num_pages, cuda.gridDim.z):
-        page = load4(page_ids + 4 * entry)
+        page = value_at(page_ids, words, entry)
         for row in range(cuda.blockIdx.y, num_rows, cuda.gridDim.y):
             layer = table + 8 * PAGE_FIELDS * row
             page_bytes = load8(layer + 8 * PAGE_BYTES)
@@ -264,8 +272,8 @@ def sum_pages(table: int, num_rows: int, page_ids: int, num_pages: int, sums: in
                         i += 4 * SUM_LANES
                     while i < num_units:
                         at = base + 16 * i
-                        words = load16(at) if i < num_whole else load_piece(at, page_bytes - 16 * i)
-                        one = add_unit(one, FIRST_FACTOR, words)
-                        two = add_unit(two, SECOND_FACTOR, words)
+                        unit = load16(at) if i < num_whole else load_piece(at, page_bytes - 16 * i)
+                        one = add_unit(one, FIRST_FACTOR, unit)
+                        two = add_unit(two, SECOND_FACTOR, unit)
                         i += SUM_LANES
                 store16(sums + 16 * ((entry * num_rows + row) * SUM_LANES + lane), (one, two))

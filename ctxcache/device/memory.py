@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from ctxcache.device.launch import SIMULATED
+from ctxcache.device.context import SIMULATED
 
 if SIMULATED:
 

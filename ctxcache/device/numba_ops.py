@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from ctxcache.device.arrays import check_int32_array, check_same_layout, view_array
 from ctxcache.device.caches import check_batches, check_lengths
 from ctxcache.device.descriptors import SLOT_FIELDS, longest_run, move_table, slot_table
+from ctxcache.device.inline import INLINE_INTS, NO_WORDS, as_words
 from ctxcache.device.ops import HiddenRow, Int32s, SnapshotJobs, StreamSynchronizer, as_int32s, storage_dtype
 from ctxcache.device.snapshots import check_hidden_row, check_jobs, check_slots
 from ctxcache.device.staging import Buffer, ChangeArena, StagingRing
@@ -49,10 +51,14 @@ class _DeviceTable:
 
 
 class NumbaDeviceOps:
-    """`DeviceOps` on the current CUDA device, or on Numba's simulator.
+    """`DeviceOps` on one CUDA device, or on Numba's simulator.
 
-    Descriptor tables are built at the first use of a cache or storage and kept on the device as long as it lives. Job
-    arguments travel through pinned staging buffers, see `StagingRing`.
+    The device is the one that is current where the ops are constructed, and stays theirs: they work in its context in any
+    thread, whatever is current there, and leave that as it was.
+
+    Descriptor tables are built at the first use of a cache or storage and kept on the device as long as it lives. Short runs
+    of job arguments travel with the launch, see `ctxcache.device.inline`, longer ones through pinned staging buffers, see
+    `StagingRing`.
 
     Args:
         prepared_launches: launch kernels through their compiled handle. `False` leaves it to Numba's dispatch, which does the
@@ -64,18 +70,26 @@ class NumbaDeviceOps:
     """
 
     def __init__(self, *, prepared_launches: bool = True) -> None:
-        launch, self._kernels = _load_target()
+        context, buffers, launch, self._kernels = _load_target()
+        device = context.CudaDevice()
+        self._device_ordinal: int = device.ordinal
         self._blocks_for = launch.blocks_for
         self._kernels_of = launch.kernels_of
+        self._takes_words = launch.takes_words
         self._blocks_for_runs = launch.blocks_for_runs
         self._device_address = launch.device_address
-        self._memory = launch.DeviceMemory()
-        self._launcher = launch.Launcher(prepared=prepared_launches)
-        self._ring = StagingRing(launch.StagingBuffer)
+        self._memory = buffers.DeviceMemory(device)
+        self._launcher = launch.Launcher(device, prepared=prepared_launches)
+        self._ring = StagingRing(partial(buffers.StagingBuffer, device=device))
         self._arenas: dict[int, ChangeArena] = {}
         self._slot_tables: WeakKeyDictionary[HybridCacheManager, _DeviceTable] = WeakKeyDictionary()
         self._move_tables: WeakKeyDictionary[HybridSnapshotStorage, _DeviceTable] = WeakKeyDictionary()
         self._sum_tables: WeakKeyDictionary[HybridCacheManager, _DeviceTable] = WeakKeyDictionary()
+
+    @property
+    def device_ordinal(self) -> int:
+        """The device's number among those that the process sees; 0 under the simulator."""
+        return self._device_ordinal
 
     @property
     def num_launches(self) -> int:
@@ -95,8 +109,9 @@ class NumbaDeviceOps:
         A kernel's first launch compiles it, which takes a good part of a second, and loads it, which may wait for everything
         that the GPU is doing. A runtime that calls this while it starts has both behind it before the first request.
         """
-        for kernel, num_parameters in self._kernels_of(self._kernels):
-            self._launcher.launch(kernel, self._blocks_for(1), stream, *(0,) * num_parameters)
+        for kernel, num_integers in self._kernels_of(self._kernels):
+            words = NO_WORDS if self._takes_words(kernel) else None
+            self._launcher.launch(kernel, self._blocks_for(1), stream, *(0,) * num_integers, words=words)
 
     def operation(self, name: str) -> None:
         """Do nothing; see `DeviceOps.operation`."""
@@ -150,7 +165,7 @@ class NumbaDeviceOps:
     def reset_lengths(self, cache: HybridCacheManager, reuse_lengths: Int32s, stream: Any) -> None:
         """See `DeviceOps.reset_lengths`."""
         lengths = check_lengths(cache, reuse_lengths)
-        self._write_ints(view_array(cache.kv_lengths).address, lengths, cache.max_batch, stream)
+        self._write_ints(cache.lengths_view.address, lengths, cache.max_batch, stream)
         cache.active_batch_size = len(lengths)
 
     def advance_lengths(self, cache: HybridCacheManager, increment: Any, stream: Any) -> None:
@@ -161,7 +176,7 @@ class NumbaDeviceOps:
         else:
             address = self._device_address("increment", check_int32_array("increment", increment, active))
         if active:
-            lengths = view_array(cache.kv_lengths).address
+            lengths = cache.lengths_view.address
             self._launch(self._kernels.add_ints, self._blocks_for(active), stream, lengths, address, scalar, active)
 
     def zero_recurrent(self, cache: HybridCacheManager, slots: Int32s, stream: Any) -> None:
@@ -174,9 +189,7 @@ class NumbaDeviceOps:
             return
         blocks = self._blocks_for_runs(table.longest_run, num_rows, len(cold))
         state_rows = table.address + 8 * SLOT_FIELDS
-        with self._staged(cold, stream) as buffer:
-            device_slots = buffer.copy_to_device(cold.nbytes, stream)
-            self._launch(self._kernels.zero_slots, blocks, stream, state_rows, num_rows, device_slots, len(cold))
+        self._launch_with(cold, self._kernels.zero_slots, blocks, stream, state_rows, num_rows, len(cold))
 
     def restore(self, storage: HybridSnapshotStorage, jobs: SnapshotJobs, stream: Any) -> None:
         """See `DeviceOps.restore`."""
@@ -221,46 +234,69 @@ class NumbaDeviceOps:
 
     def sum_pages(self, cache: HybridCacheManager, page_ids: Int32s, sums: Any, stream: Any) -> None:
         """See `DeviceOps.sum_pages`."""
-        pages = check_pages(cache, page_ids, sums)
-        address = self._device_address("sums", view_array(sums))
+        pages, view = check_pages(cache, page_ids, sums)
+        address = self._device_address("sums", view)
         if not len(pages) or not cache.kv_pools:
             return
-        if cache not in self._sum_tables:
+        table = self._sum_tables.get(cache)
+        if table is None:
             rows = sum_table(cache)
-            self._sum_tables[cache] = self._keep_table(rows, int(rows[:, PAGE_BYTES].max()))
-        table = self._sum_tables[cache]
+            table = self._sum_tables[cache] = self._keep_table(rows, int(rows[:, PAGE_BYTES].max()))
         blocks = self._blocks_for(SUM_LANES, table.num_rows, len(pages))
-        with self._staged(pages, stream) as buffer:
-            device_pages = buffer.copy_to_device(pages.nbytes, stream)
-            arguments = (table.address, table.num_rows, device_pages, len(pages), address)
-            self._launch(self._kernels.sum_pages, blocks, stream, *arguments)
+        arguments = (table.address, table.num_rows, address, len(pages))
+        self._launch_with(pages, self._kernels.sum_pages, blocks, stream, *arguments)
 
     def synchronize(self, stream: Any, synchronizer: StreamSynchronizer | None) -> int | None:
         """See `DeviceOps.synchronize`."""
         if synchronizer is not None:
             return synchronizer(stream)
-        self._launcher.numba_stream(stream).synchronize()
+        self._launcher.synchronize(stream)
         return None
 
     def _launch(self, kernel: Any, blocks: tuple[int, int, int], stream: Any, *arguments: int) -> None:
         self._launcher.launch(kernel, blocks, stream, *arguments)
 
     def _move(self, storage: HybridSnapshotStorage, jobs: Int32s, stream: Any, *, restoring: bool) -> None:
-        if not len(jobs):
+        num_jobs = jobs.shape[1]
+        if not num_jobs:
             return
         table = self._move_table(storage)
-        blocks = self._blocks_for_runs(table.longest_run, table.num_rows, len(jobs))
-        with self._staged(jobs, stream) as buffer:
-            # Every block reads its job: from device memory, for mapped host memory would be read once a block.
-            device_jobs = buffer.copy_to_device(jobs.nbytes, stream)
-            arguments = (table.address, table.num_rows, device_jobs, len(jobs), int(restoring))
-            self._launch(self._kernels.move_snapshots, blocks, stream, *arguments)
+        blocks = self._blocks_for_runs(table.longest_run, table.num_rows, num_jobs)
+        arguments = (table.address, table.num_rows, int(restoring), num_jobs)
+        self._launch_with(jobs, self._kernels.move_snapshots, blocks, stream, *arguments)
 
     def _write_ints(self, target: int, values: Int32s, num_targets: int, stream: Any) -> None:
         if num_targets:
-            with self._staged(values, stream) as buffer:
-                arguments = (target, buffer.address, len(values), num_targets)
-                self._launch(self._kernels.write_ints, self._blocks_for(num_targets), stream, *arguments)
+            arguments = (target, num_targets, len(values))
+            blocks = self._blocks_for(num_targets)
+            self._launch_with(values, self._kernels.write_ints, blocks, stream, *arguments, read_once=True)
+
+    def _launch_with(
+        self,
+        values: Int32s,
+        kernel: Any,
+        blocks: tuple[int, int, int],
+        stream: Any,
+        *arguments: int,
+        read_once: bool = False,
+    ) -> None:
+        """Launch a kernel that takes a run of int32 values: with the launch while they are few, else through a buffer.
+
+        Args:
+            values: C-contiguous; read before this returns.
+            kernel: its last two parameters are the values' address and the words.
+            blocks: the grid.
+            stream: where to enqueue.
+            arguments: the parameters before.
+            read_once: whether only one thread reads each value. Otherwise every block reads some: from memory of the device, for
+                mapped host memory would be read once a block.
+        """
+        if values.size <= INLINE_INTS:
+            self._launcher.launch(kernel, blocks, stream, *arguments, 0, words=as_words(values))
+            return
+        with self._staged(values, stream) as buffer:
+            address = buffer.address if read_once else buffer.copy_to_device(values.nbytes, stream)
+            self._launcher.launch(kernel, blocks, stream, *arguments, address, words=NO_WORDS)
 
     def _copy_run(self, target: int, source: int, num_bytes: int, stream: Any) -> None:
         blocks = self._blocks_for_runs(num_bytes, 1)
@@ -271,13 +307,13 @@ class NumbaDeviceOps:
     ) -> tuple[int, int, int]:
         view = check_hidden_row(storage, snapshot_slot, row)
         live = self._device_address("hidden states", view) + row.slot * view.strides[0] + row.row * view.strides[1]
-        saved = view_array(storage.hidden_rows)
+        saved = storage.hidden_rows_view
         return live, saved.address + snapshot_slot * saved.strides[0], saved.strides[0]
 
     @contextmanager
     def _staged(self, values: NDArray[Any], stream: Any) -> Iterator[Buffer]:
         """Put values into a staging buffer for the launch inside the block, which reads it."""
-        buffer = self._ring.take(max(values.nbytes, 1))
+        buffer = self._ring.take(values.nbytes)
         try:
             buffer.host[: values.nbytes] = values.reshape(-1).view(np.uint8)
             yield buffer
@@ -296,16 +332,18 @@ class NumbaDeviceOps:
         return arena
 
     def _slot_table(self, cache: HybridCacheManager) -> _DeviceTable:
-        if cache not in self._slot_tables:
+        table = self._slot_tables.get(cache)
+        if table is None:
             rows = slot_table(cache)
-            self._slot_tables[cache] = self._keep_table(rows, int(rows[:, 1].max()))
-        return self._slot_tables[cache]
+            table = self._slot_tables[cache] = self._keep_table(rows, int(rows[:, 1].max()))
+        return table
 
     def _move_table(self, storage: HybridSnapshotStorage) -> _DeviceTable:
-        if storage not in self._move_tables:
+        table = self._move_tables.get(storage)
+        if table is None:
             rows = move_table(storage)
-            self._move_tables[storage] = self._keep_table(rows, longest_run(rows, storage.tokens_per_page))
-        return self._move_tables[storage]
+            table = self._move_tables[storage] = self._keep_table(rows, longest_run(rows, storage.tokens_per_page))
+        return table
 
     def _keep_table(self, rows: NDArray[np.int64], longest: int) -> _DeviceTable:
         array = self.allocate(rows.shape, "int64")
@@ -313,18 +351,18 @@ class NumbaDeviceOps:
         return _DeviceTable(array, view_array(array).address, len(rows), longest)
 
 
-def _load_target() -> tuple[ModuleType, ModuleType]:
+def _load_target() -> tuple[ModuleType, ModuleType, ModuleType, ModuleType]:
     """Import the modules that need a CUDA target: only when ops are constructed, so that the package imports anywhere."""
     try:
-        from ctxcache.device import launch  # noqa: PLC0415 - see the docstring
+        from ctxcache.device import context  # noqa: PLC0415 - see the docstring
     except ImportError as error:
         raise DeploymentError(NO_TARGET.format(why=error)) from error
-    why = launch.missing_target()
+    why = context.missing_target()
     if why is not None:
         raise DeploymentError(NO_TARGET.format(why=why))
-    from ctxcache.device import kernels  # noqa: PLC0415 - see the docstring
+    from ctxcache.device import buffers, kernels, launch  # noqa: PLC0415 - see the docstring
 
-    return launch, kernels
+    return context, buffers, launch, kernels
 
 
 def _contiguous(view: ArrayView) -> ArrayView:

@@ -136,7 +136,7 @@ class NumpyDeviceOps:
 
     def sum_pages(self, cache: HybridCacheManager, page_ids: Int32s, sums: Any, stream: Any) -> None:
         """See `DeviceOps.sum_pages`."""
-        pages = check_pages(cache, page_ids, sums)
+        pages, _ = check_pages(cache, page_ids, sums)
         target = _on_host(sums)
         pools = [_on_host(pool) for pool in cache.kv_pools]
         for i, page in enumerate(pages.tolist()):
@@ -150,7 +150,7 @@ class NumpyDeviceOps:
 
 def _pieces(storage: HybridSnapshotStorage, jobs: Int32s) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
     """Yield the bytes that belong together, live and saved, piece by piece."""
-    for slot, recurrent, partial, base_page, draft_page, num_tokens in jobs.tolist():
+    for slot, recurrent, partial, base_page, draft_page, num_tokens in jobs.T.tolist():
         if recurrent != ABSENT:
             for state in storage.state_parts:
                 yield _bytes_of(_on_host(state.live)[slot]), _on_host(state.saved)[recurrent]

@@ -13,6 +13,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ctxcache.errors import DeviceError
 
 _MAX_STREAMS = 1024
@@ -41,6 +44,11 @@ class Driver:
                 self._streams.clear()
             stream = self._streams[handle] = self.api.CUstream(handle)
         return stream
+
+    def value(self, result: tuple[Any, Any]) -> Any:
+        """Return what a call that succeeded gave."""
+        self.check(result)
+        return result[1]
 
     def check(self, result: Any) -> None:
         """Raise for a call that did not succeed."""
@@ -71,27 +79,41 @@ class PreparedKernel:
     Args:
         driver: launches.
         function: the driver's handle of the compiled kernel.
-        num_arguments: parameters of the kernel.
+        num_arguments: parameters of the kernel, the words apart.
+        num_words: parameters behind them that carry values, see `ctxcache.device.inline`.
         owner: whatever keeps the handle valid.
     """
 
-    __slots__ = ("_driver", "_function", "_launch", "_lock", "_owner", "_pack", "_parameters", "_pointers", "_values")
+    __slots__ = (
+        "_driver", "_function", "_launch", "_lock", "_owner", "_pack", "_parameters", "_pointers", "_values", "_words",
+    )  # fmt: skip
 
-    def __init__(self, driver: Driver, function: int, num_arguments: int, owner: Any = None) -> None:
+    def __init__(
+        self, driver: Driver, function: int, num_arguments: int, num_words: int = 0, *, owner: Any = None
+    ) -> None:
         self._driver = driver
         self._function = driver.api.CUfunction(function)
         self._launch = driver.api.cuLaunchKernel
         self._owner = owner
         # The driver reads each argument through a pointer, and has copied them all when the call returns.
-        self._values = (ctypes.c_int64 * num_arguments)()
-        first = ctypes.addressof(self._values)
-        self._pointers = (ctypes.c_void_p * num_arguments)(*(first + 8 * i for i in range(num_arguments)))
+        num_parameters = num_arguments + num_words
+        self._values: Any = np.zeros(num_parameters, np.int64)
+        first = int(self._values.ctypes.data)
+        self._pointers = (ctypes.c_void_p * num_parameters)(*(first + 8 * i for i in range(num_parameters)))
         self._parameters = ctypes.addressof(self._pointers)
         self._pack = struct.Struct(f"{num_arguments}q").pack_into
+        self._words = self._values[num_arguments:]
         self._lock = threading.Lock()
 
-    def launch(self, blocks: tuple[int, int, int], threads: int, handle: int, arguments: Sequence[int]) -> None:
-        """Enqueue the kernel on the stream with this handle.
+    def launch(
+        self,
+        blocks: tuple[int, int, int],
+        threads: int,
+        handle: int,
+        arguments: Sequence[int],
+        words: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Enqueue the kernel on the stream with this handle; of its words, the first are given.
 
         Raises:
             DeviceError: the driver refused; the kernel is not enqueued.
@@ -99,5 +121,7 @@ class PreparedKernel:
         stream = self._driver.stream(handle)
         with self._lock:  # the call lets other threads run while it still reads the arguments
             self._pack(self._values, 0, *arguments)
+            if words is not None:
+                self._words[: len(words)] = words
             result = self._launch(self._function, *blocks, threads, 1, 1, 0, stream, self._parameters, 0)
         self._driver.check(result)

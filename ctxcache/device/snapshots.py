@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -12,7 +13,7 @@ from ctxcache.config import DTYPE_BYTES, DeploymentConfig, EngineConfig
 from ctxcache.device.arrays import ArrayView, view_array
 from ctxcache.device.caches import HybridCacheManager
 from ctxcache.device.checks import as_index, as_size, check_engine_or_deployment
-from ctxcache.device.job_checks import are_distinct_slots, are_sound_jobs
+from ctxcache.device.job_checks import are_distinct_slots, are_sound_jobs, are_within
 from ctxcache.device.ops import ABSENT, DeviceOps, HiddenRow, Int32s, SnapshotJobs, as_int32s
 from ctxcache.device.ownership import Ownership
 from ctxcache.errors import ContractError, DeploymentError, InvariantError
@@ -117,6 +118,7 @@ class HybridSnapshotStorage(Ownership):
         num_partial_kv_slots: partial-KV snapshots; 0 for a model without attention.
         state_parts: state and convolution state of each recurrent layer.
         page_parts: each attention layer of the base, then of the draft.
+        job_limits: what the entries of each field of `SnapshotJobs` must be below.
         hidden_rows: device `uint8[num_recurrent_slots, bytes of a hidden row]` with MTP, else `None`.
         device_ops: the ops that allocated the slots.
     """
@@ -170,10 +172,23 @@ class HybridSnapshotStorage(Ownership):
             if engine is not None and cache is not None
             for i in range(engine.num_attention_layers)
         )
+        self.job_limits = (
+            base_cache.max_batch,
+            self.num_recurrent_slots,
+            self.num_partial_kv_slots,
+            base_cache.num_pages,
+            0 if self.draft_cache is None else self.draft_cache.num_pages,
+            self.tokens_per_page + 1,
+        )
         self.hidden_rows: Any = None
         self.hidden_shape = (base.hidden_size, DTYPE_BYTES[base.hidden_dtype])
         if draft is not None:
             self.hidden_rows = self._allocate(self.num_recurrent_slots, prod(self.hidden_shape))
+
+    @cached_property
+    def hidden_rows_view(self) -> ArrayView:
+        """Where `hidden_rows` lie."""
+        return view_array(self.hidden_rows)
 
     def _page_part(self, engine: EngineConfig, cache: HybridCacheManager, index: int) -> PagePart:
         token_bytes = _token_bytes(engine)[index]
@@ -199,7 +214,7 @@ def _count_slots(name: str, budget_bytes: int, slot_bytes: int) -> int:
 
 
 def check_jobs(storage: HybridSnapshotStorage, jobs: SnapshotJobs, *, to_snapshots: bool) -> Int32s:
-    """Check jobs against the storage and pack them, one row each: `int32[n, 6]`, columns as in `SnapshotJobs`.
+    """Check jobs against the storage and pack them, one row a field: `int32[JOB_FIELDS, n]`, as in `SnapshotJobs`.
 
     Args:
         storage: whose slots and pages the jobs name.
@@ -210,38 +225,26 @@ def check_jobs(storage: HybridSnapshotStorage, jobs: SnapshotJobs, *, to_snapsho
         ContractError: fields of different lengths, an index out of range, a page that is missing, or two jobs that
             write the same place. Nothing has been enqueued.
     """
-    fields = [as_int32s(name, getattr(jobs, name)) for name in _JOB_NAMES]
-    if any(len(field) != len(fields[0]) for field in fields):
-        raise ContractError(f"jobs have fields of lengths {[len(field) for field in fields]}; give one entry per job")
-    packed = np.empty((len(fields[0]), len(fields)), np.int32)
-    for column, field in enumerate(fields):
-        packed[:, column] = field
-    limits = (
-        storage.base_cache.max_batch,
-        storage.num_recurrent_slots,
-        storage.num_partial_kv_slots,
-        storage.base_cache.num_pages,
-        0 if storage.draft_cache is None else storage.draft_cache.num_pages,
-        storage.tokens_per_page + 1,
+    fields = (
+        as_int32s("slots", jobs.slots),
+        as_int32s("recurrent_snapshot_slots", jobs.recurrent_snapshot_slots),
+        as_int32s("partial_kv_snapshot_slots", jobs.partial_kv_snapshot_slots),
+        as_int32s("base_pages", jobs.base_pages),
+        as_int32s("draft_pages", jobs.draft_pages),
+        as_int32s("num_tokens", jobs.num_tokens),
     )
-    if not are_sound_jobs(packed, limits, to_snapshots):
-        _refuse_jobs(packed, limits, to_snapshots=to_snapshots)
+    slots, recurrent, partial, base, draft, tokens = map(len, fields)
+    if not slots == recurrent == partial == base == draft == tokens:
+        raise ContractError(f"jobs have fields of lengths {[len(field) for field in fields]}; give one entry per job")
+    packed = np.concatenate(fields).reshape(len(fields), -1)
+    if not are_sound_jobs(packed, storage.job_limits, to_snapshots):
+        _refuse_jobs(packed, storage.job_limits, to_snapshots=to_snapshots)
     return packed
-
-
-_JOB_NAMES = (
-    "slots",
-    "recurrent_snapshot_slots",
-    "partial_kv_snapshot_slots",
-    "base_pages",
-    "draft_pages",
-    "num_tokens",
-)
 
 
 def _refuse_jobs(packed: Int32s, limits: tuple[int, ...], *, to_snapshots: bool) -> None:
     """Find what is wrong with jobs, and raise."""
-    slots, recurrent, partial, base_pages, draft_pages, num_tokens = packed.T
+    slots, recurrent, partial, base_pages, draft_pages, num_tokens = packed
     num_slots, num_recurrent, num_partial, num_base_pages, num_draft_pages, tokens_limit = limits
     moves_state, moves_pages = recurrent != ABSENT, (partial != ABSENT) & (num_tokens > 0)
     _check_range("slots", slots[moves_state], num_slots)
@@ -298,5 +301,5 @@ def check_hidden_row(storage: HybridSnapshotStorage, snapshot_slot: int, row: Hi
 
 
 def _check_range(name: str, values: Int32s, limit: int) -> None:
-    if values.size and (values.min() < 0 or values.max() >= limit):
+    if not are_within(values, limit):
         raise ContractError(f"{name} hold {values.min()} .. {values.max()}; they must be in [0, {limit})")

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.device.arrays import view_array
+from ctxcache.device.arrays import ArrayView, view_array
+from ctxcache.device.job_checks import are_within
 from ctxcache.device.ops import Int32s, as_int32s
 from ctxcache.errors import ContractError
 
@@ -56,18 +57,21 @@ def fold(sums: NDArray[np.int64]) -> NDArray[np.int64]:
     return folded
 
 
-def check_pages(cache: HybridCacheManager, page_ids: Any, sums: Any) -> Int32s:
-    """Check the arguments of `sum_pages` and return the ids as `int32[n]`; `ContractError` for wrong ones."""
+def check_pages(cache: HybridCacheManager, page_ids: Any, sums: Any) -> tuple[Int32s, ArrayView]:
+    """Check the arguments of `sum_pages`; return the ids as `int32[n]` and where the sums lie. `ContractError` for wrong ones."""
     pages = as_int32s("page_ids", page_ids)
-    if pages.size and (pages.min() < 0 or pages.max() >= cache.num_pages):
+    if not are_within(pages, cache.num_pages):
         raise ContractError(
             f"page_ids hold {pages.min()} .. {pages.max()}; the pool has pages 0 .. {cache.num_pages - 1}"
         )
-    shape = view_array(sums).shape
+    view = view_array(sums)
+    shape = view.shape
     wanted = (len(cache.kv_pools), SUM_LANES, 2)
-    if len(shape) != 4 or tuple(shape[1:]) != wanted or shape[0] < len(pages) or view_array(sums).itemsize != 8:
+    if len(shape) != 4 or tuple(shape[1:]) != wanted or shape[0] < len(pages) or view.itemsize != 8:
         raise ContractError(f"sums have shape {shape}; {len(pages)} pages need int64 [{len(pages)} or more, *{wanted}]")
-    return pages
+    if not view.is_contiguous:
+        raise ContractError(f"sums have strides {view.strides}; pass a C-contiguous array, as allocate_sums makes it")
+    return pages, view
 
 
 def sum_table(cache: HybridCacheManager) -> NDArray[np.int64]:

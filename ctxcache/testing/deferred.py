@@ -208,7 +208,8 @@ class DeferredDeviceOps:
 
     def sum_pages(self, cache: Any, page_ids: Int32s, sums: Any, stream: Any) -> None:
         """Enqueue."""
-        pages = check_pages(cache, page_ids, sums).copy()
+        checked, _ = check_pages(cache, page_ids, sums)
+        pages = checked.copy()
         resource = ResourceType.DRAFT_KV_PAGE if cache.role == "draft" else ResourceType.BASE_KV_PAGE
         self._enqueue(
             lambda: self.inner.sum_pages(cache, pages, sums, stream),

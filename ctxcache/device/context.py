@@ -1,0 +1,91 @@
+"""The CUDA target, the driver's own calls, and the device that ops belong to.
+
+A thread begins without a context, and other libraries change which one is current. What enqueues or waits in another device's
+context fails at best: the default stream's handle is 0 on every device, and a wait for it there would prove nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+from numba import config, cuda
+
+from ctxcache.device.prepared import Driver
+
+__all__ = ["SIMULATED", "CudaDevice", "cuda", "missing_target"]
+
+SIMULATED = bool(config.ENABLE_CUDASIM)
+"""Whether kernels run under Numba's simulator, on host memory."""
+
+
+def missing_target() -> str | None:
+    """Say why kernels cannot run here, or `None` when they can: on a GPU with numba-cuda, or simulated."""
+    if SIMULATED:
+        return None
+    if importlib.util.find_spec("numba_cuda") is None:
+        return "numba-cuda is not installed"
+    if not cuda.is_available():
+        return " ".join(str(cuda.cuda_error() or "the driver finds no device").split())
+    return None
+
+
+class CudaDevice:
+    """One GPU, by its primary context: the device that is current in the thread that makes this.
+
+    Everything that belongs to the device is made and used between `enter` and `leave`, or inside `current()`, in whichever
+    thread. The simulator has one device and no contexts.
+
+    Attributes:
+        ordinal: the device's number among those that the process sees.
+    """
+
+    def __init__(self) -> None:
+        self.ordinal = 0
+        if SIMULATED:
+            return
+        cuda.current_context()
+        self._driver = _load_driver()
+        self._api = self._driver.api
+        self._context = self._driver.value(self._api.cuCtxGetCurrent())
+        self._handle = int(self._context)
+        self.ordinal = int(self._driver.value(self._api.cuCtxGetDevice()))
+
+    def enter(self) -> Any:
+        """Make the device's context the calling thread's.
+
+        Returns:
+            What `leave` puts back: the context that was current, or `None` where it was this one or none at all.
+        """
+        if SIMULATED:
+            return None
+        before = self._driver.value(self._api.cuCtxGetCurrent())
+        handle = int(before)
+        if handle == self._handle:
+            return None
+        self._driver.check(self._api.cuCtxSetCurrent(self._context))
+        return before if handle else None
+
+    def leave(self, before: Any) -> None:
+        """Put back what `enter` returned."""
+        if before is not None:
+            self._driver.check(self._api.cuCtxSetCurrent(before))
+
+    @contextmanager
+    def current(self) -> Iterator[Driver]:
+        """Have the device's context current inside the block, which is given the driver's calls."""
+        before = self.enter()
+        try:
+            yield self._driver
+        finally:
+            self.leave(before)
+
+
+@lru_cache(maxsize=1)
+def _load_driver() -> Driver:
+    from cuda.bindings import driver  # noqa: PLC0415 - comes with numba-cuda, is not there under the simulator
+
+    return Driver(driver)
