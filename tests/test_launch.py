@@ -190,7 +190,8 @@ def test_ops_stay_on_the_device_they_were_made_on(cuda: FakeCuda) -> None:
         buffer.mark_used(99)
         buffer.is_idle()
         buffer.wait()
-        launcher.synchronize(None)
+        assert launcher.synchronize(None) is None
+        assert launcher.synchronize(99, lambda stream: stream + driver.context) == 99 + driver.CONTEXTS + 1
         found.append(driver.context)
 
     for before in (driver.CONTEXTS, driver.CONTEXTS + 1, driver.CONTEXTS + 2, 0):
@@ -203,7 +204,7 @@ def test_ops_stay_on_the_device_they_were_made_on(cuda: FakeCuda) -> None:
 
 
 def test_a_context_is_put_back_after_a_failure(cuda: FakeCuda) -> None:
-    """A launch that the driver refuses does not leave the thread on another device."""
+    """A launch that the driver refuses, or a synchroniser that raises, does not leave the thread on another device."""
     driver = cuda.driver
     launcher = launch.Launcher()
     launcher.launch(kernel := Kernel(), (1, 1, 1), None)
@@ -211,4 +212,7 @@ def test_a_context_is_put_back_after_a_failure(cuda: FakeCuda) -> None:
     driver.answer = OUT_OF_MEMORY
     with pytest.raises(DeviceError, match=f"answered {OUT_OF_MEMORY}"):
         launcher.launch(kernel, (1, 1, 1), None)
+    assert driver.context == driver.CONTEXTS + 1
+    with pytest.raises(ZeroDivisionError):
+        launcher.synchronize(None, lambda stream: 1 // 0)
     assert driver.context == driver.CONTEXTS + 1

@@ -112,8 +112,10 @@ def test_every_op_works_on_its_own_device(ops: NumbaDeviceOps) -> None:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("where", ["here", "in a thread without a context"])
-def test_a_drain_waits_for_the_default_stream_of_its_own_device(ops: NumbaDeviceOps, where: str) -> None:
+@pytest.mark.parametrize("way", ["the ops' own", "a synchroniser of the runtime's"])
+def test_a_drain_waits_for_the_default_stream_of_its_own_device(ops: NumbaDeviceOps, where: str, way: str) -> None:
     """Its handle is 0 on every device: a wait in the wrong context would prove nothing, and pages would be given away."""
+    from cuda.bindings import driver
     from gpu_support import _spin
 
     with cuda.gpus[1]:
@@ -125,8 +127,12 @@ def test_a_drain_waits_for_the_default_stream_of_its_own_device(ops: NumbaDevice
         mark.record(launcher.numba_stream(None))
         assert not mark.query()
 
+    def wait_for_whatever_is_current(stream: None) -> int:
+        (code,) = driver.cuCtxSynchronize()
+        return int(code)
+
     def drain() -> None:
-        assert ops.synchronize(None, None) is None
+        assert not ops.synchronize(None, None if way == "the ops' own" else wait_for_whatever_is_current)
 
     if where == "here":
         drain()

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ctxcache.device.arrays import CUDA, ArrayView
 from ctxcache.device.context import SIMULATED, CudaDevice, cuda
 from ctxcache.device.inline import INLINE_WORDS
+from ctxcache.device.ops import StreamSynchronizer
 from ctxcache.device.prepared import Driver, PreparedKernel
 from ctxcache.device.streams import stream_handle
 from ctxcache.errors import ContractError
@@ -127,12 +128,21 @@ class Launcher:
                 self._device.leave(before)
         self.num_launches += 1
 
-    def synchronize(self, stream: Any) -> None:
-        """Wait until a stream of the device is idle."""
+    def synchronize(self, stream: Any, synchronizer: StreamSynchronizer | None = None) -> int | None:
+        """Wait until a stream of the device is idle, or let a synchroniser do it; returns what that returned.
+
+        The synchroniser finds the device current: one that waits for "the" device waits for this one, in any thread.
+        """
         handle = stream_handle(stream)
-        if not SIMULATED:
-            with self._device.current():
+        before = self._device.enter()
+        try:
+            if synchronizer is not None:
+                return synchronizer(stream)
+            if not SIMULATED:
                 self._numba_stream(handle).synchronize()
+            return None
+        finally:
+            self._device.leave(before)
 
     def numba_stream(self, stream: Any) -> Any:
         """Return Numba's object for a stream of any library. It waits for the stream where the device is current."""

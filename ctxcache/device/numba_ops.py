@@ -136,18 +136,19 @@ class NumbaDeviceOps:
         """See `DeviceOps.upload_rows`. The changes lie in mapped host memory; one launch reads and scatters them."""
         if not table.has_changes:
             return
-        arena = self._arena_of(stream)
+        handle = stream_handle(stream)
+        arena = self._arena_of(handle)
         try:
-            pairs = arena.room(stream)
+            pairs = arena.room(handle)
             count = table.take_changes(pairs)
             if count > len(pairs):
-                table.write_changes(arena.room(stream, count))
+                table.write_changes(arena.room(handle, count))
             if count == 0:
                 return
             self._launcher.launch(
                 self._kernels.scatter_page_ids,
                 self._blocks_for(count),
-                stream,
+                handle,
                 table.view_address,
                 arena.address(),
                 count,
@@ -247,11 +248,9 @@ class NumbaDeviceOps:
         self._launch_with(pages, self._kernels.sum_pages, blocks, stream, *arguments)
 
     def synchronize(self, stream: Any, synchronizer: StreamSynchronizer | None) -> int | None:
-        """See `DeviceOps.synchronize`."""
-        if synchronizer is not None:
-            return synchronizer(stream)
-        self._launcher.synchronize(stream)
-        return None
+        """See `DeviceOps.synchronize`. A synchroniser finds the ops' device current."""
+        code: int | None = self._launcher.synchronize(stream, synchronizer)
+        return code
 
     def _launch(self, kernel: Any, blocks: tuple[int, int, int], stream: Any, *arguments: int) -> None:
         self._launcher.launch(kernel, blocks, stream, *arguments)
@@ -322,8 +321,7 @@ class NumbaDeviceOps:
             self._ring.lose(buffer)
             raise
 
-    def _arena_of(self, stream: Any) -> ChangeArena:
-        handle = stream_handle(stream)
+    def _arena_of(self, handle: int) -> ChangeArena:
         arena = self._arenas.get(handle)
         if arena is None:
             if len(self._arenas) >= _MAX_ARENAS:
