@@ -180,7 +180,7 @@ def bind_device(
         raise DeploymentError(f"synchronizer is a {type(synchronizer).__name__}; pass a callable, or None to wait")
     stream_handle(stream)
     ops = resources.base_cache.device_ops if device_ops is None else device_ops
-    check_devices(ops, resources)
+    check_devices(ops, kind, resources)
     storage = None
     if kind in RECURRENT_KINDS:
         storage = HybridSnapshotStorage(

@@ -52,13 +52,16 @@ class ContextCacheCoordinator(HybridMtpOperations):
         deployment: what is deployed.
         deployment_kind: what `validate_context_cache_deployment` says of it.
         resources: caches and page tables; borrowed, and bound to this coordinator until it is shut down.
-        stream: the one stream that all device work is enqueued on; see `ctxcache.device.streams`.
+        stream: the one stream that all device work is enqueued on; see `ctxcache.device.streams`. On the per-thread default
+            stream, which is another stream in every thread, operations that may touch the device are refused in any other
+            thread than this one.
         synchronizer: proves that stream idle: `None` or 0 is success, anything else a failed drain. The default waits
             for the stream.
         device_ops: all device work goes through these; the default is the base cache's own.
 
     Raises:
-        DeploymentError: deployment, kind, configuration and resources do not agree.
+        DeploymentError: deployment, kind, configuration and resources do not agree, or a resource lies on another device
+            than the ops work on.
         ContractError: a resource belongs to another live coordinator.
     """
 

@@ -21,7 +21,11 @@ from ctxcache.request import DeviceLink, Request
 
 _LOG = logging.getLogger("ctxcache")
 
-_ENDINGS = frozenset({"abandon", "shutdown"})
+_ON_HOST_ALONE = frozenset({"can_prepare_decode_step", "clear", "explain", "metrics", "recover", "replace_device_ops"})
+"""Operations that never touch the device."""
+
+_FOR_A_HELD_REQUEST = frozenset({"abandon", "finish", "shutdown"})
+"""Operations that touch it only where a request is held."""
 
 
 class Custody:
@@ -43,7 +47,7 @@ class Custody:
         self._thread: int | None = None
         self._home: threading.local | None = None
         if is_per_thread(link.stream):
-            self._home = threading.local()
+            self._home = threading.local()  # not the thread's number, which is another thread's after its end
             self._home.is_here = True
         self.pid = os.getpid()
         self.active: Request | None = None
@@ -60,11 +64,6 @@ class Custody:
             ContractError: the operation was called from inside another one of the same thread, or the stream is not the
                 coordinator's in this thread.
         """
-        if self._needs_its_stream(operation) and not self._has_its_stream():
-            raise ContractError(
-                f"{operation} was called in another thread than built this coordinator, and the per-thread default stream is "
-                "another stream there; call it in that thread, or build the coordinator on a stream of its own"
-            )
         thread = threading.get_ident()
         # The lock is asked too: an interrupt may have left the note of an operation that has ended.
         if self._thread == thread and self._lock.locked():
@@ -73,6 +72,7 @@ class Custody:
                 "call it after the running operation has returned"
             )
         with self._lock:
+            self._require_its_stream(operation)
             self._thread = thread
             try:
                 self._link.announce(operation)
@@ -155,7 +155,7 @@ class Custody:
         Its handle is gone, or an interrupt stopped its release, or the telling of its failed drain.
         """
         request = self.active
-        if request is None:
+        if request is None or not self._has_its_stream():
             return
         state = request.state
         if state is State.RELEASED:
@@ -169,7 +169,7 @@ class Custody:
     def drop(self, request: Request) -> None:
         """Hear from a garbage-collected handle. Never waits for another operation, and lets nothing escape."""
         request.dropped = True
-        if not self._has_its_stream() or not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(blocking=False):
             return  # the running operation, or the next one, looks after it
         try:
             self._thread = threading.get_ident()
@@ -224,9 +224,16 @@ class Custody:
         self.poison_cause = None
         self.shut = False
 
-    def _needs_its_stream(self, operation: str) -> bool:
-        """Whether an operation may touch the device: ending a coordinator that holds no request does not."""
-        return operation not in _ENDINGS or self.active is not None or self.quarantined is not None
+    def _require_its_stream(self, operation: str) -> None:
+        """Refuse an operation that may touch the device in a thread in which the stream's handle is another stream."""
+        if self._has_its_stream() or operation in _ON_HOST_ALONE:
+            return
+        if operation in _FOR_A_HELD_REQUEST and self.active is None and self.quarantined is None:
+            return
+        raise ContractError(
+            f"{operation} was called in a thread other than the one that built this coordinator, and the per-thread default "
+            "stream is another stream there; call it in that thread, or build the coordinator on a stream of its own"
+        )
 
     def _has_its_stream(self) -> bool:
         """Whether the stream's handle means, in the calling thread, the stream that the coordinator was built for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -45,6 +46,12 @@ def stream_of_run() -> Any:
 def keep_busy() -> None:
     """On a GPU, put a spin at the head of the run's stream."""
     RUN.occupy()
+
+
+def in_another_thread(work: Callable[[], Any]) -> Any:
+    """Do something in a new thread; returns or raises what that returned or raised."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
 
 
 class Carved:

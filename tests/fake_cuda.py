@@ -64,6 +64,10 @@ class FakeDriver:
         """Return the device of the calling thread's context."""
         return 0, self.context - self.CONTEXTS
 
+    def note(self) -> None:
+        """Note in which device's context a call is made."""
+        self.devices.append(self.context - self.CONTEXTS)
+
     def CUevent(self, handle: int) -> FakeEvent:
         """Return the event with this handle."""
         return self.events[handle]
@@ -76,7 +80,7 @@ class FakeDriver:
     def enqueue(self, work: Callable[[], object]) -> tuple[int]:
         """Take work that runs later, and note in whose context; the answer is what the test wants."""
         self.num_calls += 1
-        self.devices.append(self.context - self.CONTEXTS)
+        self.note()
         self.queue.append(work)
         return (self.answer,)
 
@@ -118,6 +122,7 @@ class FakeDriver:
 
     def cuEventQuery(self, event: FakeEvent) -> tuple[int]:
         """Say whether the mark was passed."""
+        self.note()
         return (0 if event.passed else NOT_READY,)
 
 
@@ -146,6 +151,7 @@ class FakeEvent:
 
     def synchronize(self) -> None:
         """Wait for the mark."""
+        self._driver.note()
         self._driver.run()
 
 
@@ -158,7 +164,7 @@ class FakeStream:
 
     def synchronize(self) -> None:
         """Wait for everything."""
-        self._driver.devices.append(self._driver.context - self._driver.CONTEXTS)
+        self._driver.note()
         self._driver.run()
 
 

@@ -25,9 +25,8 @@ from ctxcache.device.context import SIMULATED, cuda
 from ctxcache.device.launch import Launcher
 from ctxcache.device.numba_ops import NumbaDeviceOps
 from ctxcache.device.ops import storage_dtype
-from ctxcache.device.streams import stream_handle
+from ctxcache.device.streams import PER_THREAD_DEFAULT_STREAM, stream_handle
 
-PER_THREAD_DEFAULT_STREAM = 2
 SPIN_MS = 50
 
 

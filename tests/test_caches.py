@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,17 +15,17 @@ from device_support import A, R, hybrid_engine, ints, mtp_deployment
 
 from ctxcache import ContextCacheConfig, ContextCacheCoordinator
 from ctxcache.config import AttentionLayerConfig, DeploymentConfig, EngineConfig, SpecDecodeConfig
-from ctxcache.device import caches
-from ctxcache.device.arrays import ArrayView, device_of, view_array
+from ctxcache.device.arrays import device_of, view_array
 from ctxcache.device.caches import HybridCacheManager, kv_pool_shape, state_shapes
 from ctxcache.device.numba_ops import NumbaDeviceOps
 from ctxcache.device.numpy_ops import NumpyDeviceOps
-from ctxcache.device.ops import storage_dtype
+from ctxcache.device.ops import device_ordinal_of, storage_dtype
 from ctxcache.device.page_table import KVPageTable
-from ctxcache.device.resources import ContextCachePhysicalResources, check_resources
+from ctxcache.device.resources import ContextCachePhysicalResources, check_devices, check_resources
 from ctxcache.errors import ContractError, DeploymentError
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import SpecDecodeMode
+from ctxcache.testing import DeferredDeviceOps, FaultInjector
 
 
 class CudaArray:
@@ -421,19 +422,52 @@ def test_resources_of_another_device_are_refused() -> None:
         build(one, two, None)
 
 
-def test_pools_of_another_device_are_refused() -> None:
-    """DLPack says where an array lies; the ops say where they work. An array that does not say is believed."""
-    home = ArrayView(0x1000, (4,), (4,), np.dtype(np.int32), "cuda", 1)
-    for device, fits in ((1, True), (-1, True), (0, False)):
-        lent = ArrayView(0x2000, (2,), (2,), np.dtype(np.float16), "cuda", device)
-        if fits:
-            caches._check_lent("pool", lent, (2,), "float16", home)
-        else:
-            with pytest.raises(DeploymentError, match="pool lies on cuda 0 and the device ops work on cuda 1"):
-                caches._check_lent("pool", lent, (2,), "float16", home)
+def test_drafts_on_another_device_are_refused_and_an_unused_table_is_not() -> None:
+    """Every resource that the kind uses is looked at, and none that it does not."""
+    deployment, resources = deployment_of(Kind.EAGLE)
+    one, two = OpsOfDevice(1), OpsOfDevice(2)
+    for name in ("base_cache", "base_page_table", "draft_cache", "draft_page_table"):
+        for other in ("base_cache", "base_page_table", "draft_cache", "draft_page_table"):
+            getattr(resources, other).device_ops = two if other == name else one
+        with pytest.raises(DeploymentError, match=f"{name} lies on device 2"):
+            ContextCacheCoordinator(ContextCacheConfig(), deployment, Kind.EAGLE, resources, None, device_ops=one)
+    deployment, resources = deployment_of(Kind.PURE_RECURRENT)
+    resources.base_cache.device_ops = one
+    check_devices(one, Kind.PURE_RECURRENT, replace(resources, base_page_table=table_of(attention_engine())))
+    table = KVPageTable(2, 2, 4, device_ops=two)
+    check_devices(one, Kind.PURE_RECURRENT, replace(resources, base_page_table=table))
+
+
+def test_wrappers_tell_the_device_of_the_ops_inside() -> None:
+    """So that a test double over ops of one device does not hide that resources lie on another."""
+    one = OpsOfDevice(1)
+    for wrapped in (FaultInjector(one), DeferredDeviceOps(one, random.Random(1)), FaultInjector(FaultInjector(one))):
+        assert device_ordinal_of(wrapped) == 1
+    assert device_ordinal_of(FaultInjector(NumpyDeviceOps())) is None
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_pools_of_another_device_are_refused(wrap: Callable[[Any], Any]) -> None:
+    """An array says where it lies, by DLPack or by itself, and the ops where they work; one that does not say is believed."""
+    engine = attention_engine()
+    pools = [np.zeros(kv_pool_shape(engine, i), storage_dtype(engine.kv_dtype)) for i in range(len(engine.attention))]
+    home, stranger = OpsOfDevice(0), OpsOfDevice(1)
+    assert HybridCacheManager.from_arrays(engine, kv_pools=pools, device_ops=home).device_ops is home
+    with pytest.raises(DeploymentError, match=r"kv_pools\[0\] lies on host 0 and the device ops work on host 1"):
+        HybridCacheManager.from_arrays(engine, kv_pools=pools, device_ops=stranger)
+    view = view_array(wrap(pools[0]))
+    assert device_of(wrap(pools[0]), view) == (-1 if isinstance(wrap(pools[0]), CudaArray) else 0)
+
+
+def test_an_array_says_its_device_by_dlpack_where_its_interface_does_not() -> None:
+    """`__cuda_array_interface__` has no device; `__dlpack_device__` of the same array has."""
     array = np.zeros(3, np.float16)
-    assert device_of(DLPackArray(array), view_array(DLPackArray(array))) == 0
-    assert device_of(CudaArray(array), view_array(CudaArray(array))) == -1
+
+    class Both(CudaArray):
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 5
+
+    assert (view_array(Both(array)).device, device_of(Both(array), view_array(Both(array)))) == (-1, 5)
 
 
 def test_a_pool_must_hold_one_longest_sequence() -> None:

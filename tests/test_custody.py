@@ -5,14 +5,26 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from device_support import in_another_thread
 from harness import OK, Harness, Script, T
 
-from ctxcache import ContextCacheSequenceAdvance, ContractError, DeviceError, InvariantError, NumpyDeviceOps
+from ctxcache import (
+    ContextCacheBatchAdmission,
+    ContextCacheCoordinatorStatus,
+    ContextCacheSequenceAdmission,
+    ContextCacheSequenceAdvance,
+    ContractError,
+    DeviceError,
+    InvariantError,
+    NumpyDeviceOps,
+)
 from ctxcache.device.streams import PER_THREAD_DEFAULT_STREAM
 from ctxcache.fsm import State
 from ctxcache.lifetime import end_of_life
@@ -160,12 +172,6 @@ def test_a_forked_child_does_not_end_its_parents_coordinator(monkeypatch: pytest
     assert h.coordinator.finish(request) is OK
 
 
-def in_another_thread(work: Any) -> None:
-    """Do something in a thread, and raise here what it raises there."""
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(work).result()
-
-
 def test_the_per_thread_default_stream_is_used_in_its_own_thread_alone() -> None:
     """Its handle is another stream in another thread: a drain there would prove nothing. Refused, and nothing changed."""
     h = small(stream=PER_THREAD_DEFAULT_STREAM)
@@ -177,12 +183,62 @@ def test_the_per_thread_default_stream_is_used_in_its_own_thread_alone() -> None
         lambda: h.coordinator.abandon(request),
         h.coordinator.shutdown,
     ):
-        with pytest.raises(ContractError, match="was called in another thread than built this coordinator"):
+        with pytest.raises(ContractError, match="in a thread other than the one that built this coordinator"):
             in_another_thread(operation)
     assert (request.inspect().state, h.sync.calls) == (State.ADMITTED, 0)
     h.prefill(request)
     assert h.coordinator.finish(request) is OK
     assert h.coordinator.idle
+
+
+def test_what_touches_no_device_is_asked_in_any_thread() -> None:
+    """A monitoring thread reads counters and explanations, whatever the stream; an orphan there waits for its own thread."""
+    h = small(stream=PER_THREAD_DEFAULT_STREAM)
+    h.run(T(40))
+    question = ContextCacheBatchAdmission([ContextCacheSequenceAdmission(T(40))])
+    assert in_another_thread(h.coordinator.metrics).committed_publications > 0
+    assert in_another_thread(lambda: h.coordinator.explain(question))[0].reused_tokens == 39 // 16 * 16
+    nothing = h.begin().admission.request
+    for end in (h.coordinator.finish, h.coordinator.abandon):
+        assert in_another_thread(lambda end=end: end(nothing)) is OK
+    handles = [h.admit(T(20))[0]]
+    assert h.coordinator.prepare_prefill(handles[0]) is OK
+    in_another_thread(lambda: (handles.clear(), gc.collect(), h.coordinator.metrics()))
+    assert (h.sync.calls, h.coordinator.manager.num_leases) == (0, 1)
+    assert h.coordinator.shutdown() is OK
+    assert (h.sync.calls, h.coordinator.manager.num_leases) == (1, 0)
+    in_another_thread(h.coordinator.clear)
+    assert h.records == 0
+
+
+def test_a_quarantine_ends_in_the_streams_own_thread() -> None:
+    """Only there can the drain be tried again; elsewhere it stays."""
+    h = small(stream=PER_THREAD_DEFAULT_STREAM, synchronizer=Script([700]))
+    request, _ = h.admit(T(20))
+    assert h.coordinator.prepare_prefill(request) is OK
+    assert h.coordinator.finish(request) is ContextCacheCoordinatorStatus.POISONED
+    with pytest.raises(ContractError, match="shutdown was called in a thread other than"):
+        in_another_thread(h.coordinator.shutdown)
+    assert (h.sync.calls, h.coordinator.manager.num_leases) == (1, 1)
+    assert h.coordinator.shutdown() is OK
+    assert (h.sync.calls, h.coordinator.manager.num_leases) == (2, 0)
+
+
+def test_whether_the_stream_is_its_own_is_judged_when_an_operations_turn_has_come() -> None:
+    """A shutdown elsewhere that waited while a request was admitted finds that one, and is refused."""
+    h = small(stream=PER_THREAD_DEFAULT_STREAM)
+    lock = h.coordinator._custody._lock
+    with ThreadPoolExecutor(1) as pool:
+        with lock:
+            waiting = pool.submit(h.coordinator.shutdown)
+            while not waiting.running():
+                pass
+            time.sleep(0.05)
+            h.coordinator._custody.active = stranger = SimpleNamespace(state=State.ADMITTED, orphaned=False, held=True)
+        with pytest.raises(ContractError, match="shutdown was called in a thread other than"):
+            waiting.result()
+    assert h.coordinator._custody.active is stranger
+    h.coordinator._custody.active = None
 
 
 def test_a_handle_that_dies_in_another_thread_is_looked_after_in_the_streams_own() -> None:

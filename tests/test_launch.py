@@ -186,6 +186,7 @@ def test_ops_stay_on_the_device_they_were_made_on(cuda: FakeCuda) -> None:
         launcher.launch(Kernel(), (1, 1, 1), None)
         array = memory.allocate((3,), np.dtype(np.int32))
         memory.write(view_array(array.host), np.arange(3, dtype=np.int32))
+        assert memory.read(view_array(array.host)).tolist() == [0, 1, 2]
         buffer.copy_to_device(8, 99)
         buffer.mark_used(99)
         buffer.is_idle()
@@ -199,8 +200,8 @@ def test_ops_stay_on_the_device_they_were_made_on(cuda: FakeCuda) -> None:
         thread.start()
         thread.join()
     assert found == [driver.CONTEXTS, driver.CONTEXTS + 1, driver.CONTEXTS + 2, driver.CONTEXTS + 1]
-    assert set(driver.devices) == {1}
-    assert len(driver.devices) >= 4 * 7
+    calls = {"launch": 1, "memory, each with its wait": 3 * 2, "copy": 1, "mark": 1, "question": 1, "waits": 2}
+    assert driver.devices == [1] * (len(found) * sum(calls.values()))
 
 
 def test_a_context_is_put_back_after_a_failure(cuda: FakeCuda) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from device_support import build_rig, even_engine, hybrid_engine, ints, jobs, mtp_deployment, stream_of_run
 
-from ctxcache.device.job_checks import are_sound_jobs
+from ctxcache.device.compiled_checks import are_sound_jobs
 from ctxcache.device.numba_ops import NumbaDeviceOps
 from ctxcache.device.ops import SnapshotJobs
 from ctxcache.device.prepared import Driver, PreparedKernel
@@ -60,6 +60,20 @@ def test_the_driver_finds_every_argument_where_it_looks() -> None:
     ]
 
 
+def test_words_follow_the_arguments() -> None:
+    """Those that are given are where the driver looks, behind the others; a launch without any leaves the others right."""
+    api = FakeApi()
+    api.num_arguments = 5
+    kernel = PreparedKernel(Driver(api), 77, 2, 3)
+    kernel.launch((1, 1, 1), 32, 0, (1, 2), np.array([-3, 4, 5]))
+    kernel.launch((1, 1, 1), 32, 0, (6, 7), np.array([8]))
+    kernel.launch((1, 1, 1), 32, 0, (9, 10))
+    assert [values for _, _, values, _ in api.launches] == [[1, 2, -3, 4, 5], [6, 7, 8, 4, 5], [9, 10, 8, 4, 5]]
+    with pytest.raises(ValueError, match="broadcast"):
+        kernel.launch((1, 1, 1), 32, 0, (1, 2), np.arange(4))
+    assert len(api.launches) == 3
+
+
 def test_arguments_that_do_not_fit_are_not_launched() -> None:
     """Too many, too few, too large: an error before the driver is called."""
     api = FakeApi()
@@ -98,11 +112,11 @@ def test_threads_do_not_mix_their_arguments() -> None:
     """Two threads that launch the same kernel get each launch whole."""
     api = FakeApi()
     api.num_arguments = 4
-    kernel = PreparedKernel(Driver(api), 1, 4)
+    kernel = PreparedKernel(Driver(api), 1, 2, 2)
 
     def work(value: int) -> None:
         for _ in range(500):
-            kernel.launch((1, 1, 1), 1, 0, (value,) * 4)
+            kernel.launch((1, 1, 1), 1, 0, (value,) * 2, np.full(2, value))
 
     threads = [threading.Thread(target=work, args=(value,)) for value in range(4)]
     for thread in threads:
@@ -112,7 +126,7 @@ def test_threads_do_not_mix_their_arguments() -> None:
     assert sorted(values for _, _, values, _ in api.launches) == [[v] * 4 for v in range(4) for _ in range(500)]
 
 
-def test_compiled_and_described_job_checks_agree() -> None:
+def test_compiled_and_described_compiled_checks_agree() -> None:
     """Whatever the jobs: the compiled check says no exactly where the slow one has something to say."""
     rig = build_rig(NumbaDeviceOps(), mtp_deployment(hybrid_engine("bfloat16")))
     hybrid = build_rig(NumbaDeviceOps(), hybrid_engine())

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from device_support import build_rig, even_engine, hybrid_engine, ints, jobs, mtp_deployment
+from device_support import build_rig, even_engine, hybrid_engine, in_another_thread, ints, jobs, mtp_deployment
 
 from ctxcache import ContextCacheConfig, ContextCacheCoordinator, DeploymentError
 from ctxcache.config import AttentionLayerConfig, DeploymentConfig, EngineConfig
@@ -17,8 +16,10 @@ from ctxcache.device.context import SIMULATED, CudaDevice, cuda
 from ctxcache.device.launch import Launcher
 from ctxcache.device.numba_ops import NumbaDeviceOps
 from ctxcache.device.numpy_ops import NumpyDeviceOps
+from ctxcache.device.ops import HiddenRow
 from ctxcache.device.page_table import KVPageTable
 from ctxcache.device.resources import ContextCachePhysicalResources
+from ctxcache.device.sums import allocate_sums
 from ctxcache.ids import ContextCacheDeploymentKind, LayerType
 
 pytestmark = pytest.mark.gpu
@@ -65,47 +66,54 @@ def device_of(address: int) -> int:
     return int(device)
 
 
-def in_thread(work: Callable[[], Any]) -> Any:
-    """Run something in a thread that has no context."""
-    answers: list[Any] = []
-    thread = threading.Thread(target=lambda: answers.append((current_device(), work())))
-    thread.start()
-    thread.join()
-    ((before, answer),) = answers
-    assert before == -1
-    return answer
+def in_a_thread_without_context(work: Callable[[], Any]) -> Any:
+    """Run something where no device is current."""
+
+    def run() -> Any:
+        assert current_device() == -1
+        return work()
+
+    return in_another_thread(run)
 
 
-def image_after_a_run(ops: Any) -> np.ndarray:
-    """Every op once, on the default stream; returns every byte."""
+def result_of_a_run(ops: Any) -> list[np.ndarray]:
+    """Every op once, on the default stream; returns every byte of the arena, a page table, and the sums of pages."""
     rig = build_rig(ops, mtp_deployment(even_engine(max_batch_size=100)), num_bytes=1 << 20, num_snapshots=5)
     mapping = ops.allocate((100,), "int32")
+    hidden = rig.ops.allocate((2, 2, 64), "float16")
+    sums = allocate_sums(ops, rig.base, 2)
     rig.ops.fill(5)
-    rows = jobs((0, 1, 1, 2, 3, 3), (1, 0, 0, 3, 2, 7))
     table = KVPageTable(4, 4, 16, device_ops=ops)
     table.set_row(1, [3, 5])
     table.upload(None)
-    rig.ops.capture(rig.storage, rows, None)
+    rig.ops.capture(rig.storage, jobs((0, 1, 1, 2, 3, 3), (1, 0, 0, 3, 2, 7)), None)
     rig.ops.restore(rig.storage, jobs((2, 1, 1, 4, 5, 3)), None)
+    rig.ops.capture_boundary_hidden(rig.storage, 2, HiddenRow(hidden, 0, 1), None)
+    rig.ops.restore_boundary_hidden(rig.storage, 3, HiddenRow(hidden, 1, 0), None)
     rig.ops.zero_recurrent(rig.base, np.arange(3, 100), None)  # too many to travel with the launch
     rig.ops.reset_lengths(rig.base, ints(4, 5, 6), None)
     rig.ops.upload_mapping(ints(-1, 0, 1), mapping, None)
     rig.ops.compact_slot_state(rig.base, mapping, 3, 2, None)
     rig.ops.advance_lengths(rig.base, 3, None)
-    rig.synchronize()
-    assert ops.to_host(table.kernel_view)[1, 0].tolist() == [3, 5, -1, -1]
-    image: np.ndarray = rig.ops.image()
+    rig.ops.sum_pages(rig.base, ints(1, 4), sums, None)
+    ops.synchronize(None, None)
+    image = rig.ops.image()
     for array in (rig.base.kv_lengths, *rig.base.slot_arrays):
         rig.ops.of(image, array)[2:3] = 0  # undefined behind the batch
-    return image
+    return [image, ops.to_host(table.kernel_view), ops.to_host(sums)]
 
 
 def test_every_op_works_on_its_own_device(ops: NumbaDeviceOps) -> None:
     """Allocations lie there and results are NumPy's, where another device is current and where none is."""
-    expected = image_after_a_run(NumpyDeviceOps())
-    np.testing.assert_array_equal(image_after_a_run(ops), expected)
-    np.testing.assert_array_equal(in_thread(lambda: image_after_a_run(ops)), expected)
-    np.testing.assert_array_equal(image_after_a_run(NumbaDeviceOps()), expected)
+    expected = result_of_a_run(NumpyDeviceOps())
+    with cuda.gpus[1]:
+        plain = NumbaDeviceOps(prepared_launches=False)
+    CudaDevice().enter()
+    for some in (ops, plain, NumbaDeviceOps()):
+        some.load_kernels(None)
+        for found in (result_of_a_run(some), in_a_thread_without_context(lambda some=some: result_of_a_run(some))):
+            for bytes_found, bytes_expected in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(bytes_found, bytes_expected)
     array = ops.allocate((3,), "int32")
     assert device_of(int(array.device_ctypes_pointer.value)) == 1
 
@@ -137,7 +145,7 @@ def test_a_drain_waits_for_the_default_stream_of_its_own_device(ops: NumbaDevice
     if where == "here":
         drain()
     else:
-        in_thread(drain)
+        in_a_thread_without_context(drain)
     with cuda.gpus[1]:
         assert mark.query()
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from ctxcache.config import DTYPE_BYTES, EngineConfig
 from ctxcache.device.arrays import SIMULATOR, ArrayView, device_of, view_array
 from ctxcache.device.checks import as_index, as_list, check_engine
+from ctxcache.device.compiled_checks import are_within
 from ctxcache.device.defaults import ops_or_default
-from ctxcache.device.job_checks import are_within
-from ctxcache.device.ops import Int32s, RuntimeDeviceOps, as_int32s
+from ctxcache.device.ops import Int32s, RuntimeDeviceOps, as_int32s, device_ordinal_of
 from ctxcache.device.ownership import Ownership
 from ctxcache.errors import ContractError, DeploymentError
 from ctxcache.ids import LayerType
@@ -216,7 +216,8 @@ class HybridCacheManager(Ownership):
     def _check_borrowed(self) -> None:
         config, recurrent = self.config, self.config.recurrent
         state_shape, conv_shape = state_shapes(config)
-        home = self.lengths_view._replace(device=getattr(self.device_ops, "device_ordinal", -1))
+        ordinal = device_ordinal_of(self.device_ops)
+        home = self.lengths_view if ordinal is None else self.lengths_view._replace(device=ordinal)
         groups: list[tuple[str, list[Any], list[tuple[int, ...]], str]] = [
             (
                 "kv_pools",

@@ -37,7 +37,7 @@ class CudaDevice:
     """One GPU, by its primary context: the device that is current in the thread that makes this.
 
     Everything that belongs to the device is made and used between `enter` and `leave`, or inside `current()`, in whichever
-    thread. The simulator has one device and no contexts.
+    thread. A thread that had no context keeps this one. The simulator has one device and no contexts.
 
     Attributes:
         ordinal: the device's number among those that the process sees.
@@ -45,6 +45,7 @@ class CudaDevice:
 
     def __init__(self) -> None:
         self.ordinal = 0
+        self._driver: Any = None
         if SIMULATED:
             return
         cuda.current_context()

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 INLINE_WORDS = 48
-"""int64 parameters that carry values. Sixteen snapshot jobs fill them; a kernel's parameters may take 4 KiB."""
+"""int64 parameters that carry values; sixteen snapshot jobs fill them. A kernel finds one of them by a tree of comparisons, six
+deep, which grows with their number; parameters altogether may take 4 KiB."""
 
 INLINE_INTS = 2 * INLINE_WORDS
 """int32 values that fit."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ctxcache.device.arrays import CUDA, ArrayView
 from ctxcache.device.context import SIMULATED, CudaDevice, cuda
-from ctxcache.device.inline import INLINE_WORDS
+from ctxcache.device.inline import INLINE_WORDS, NO_WORDS
 from ctxcache.device.ops import StreamSynchronizer
 from ctxcache.device.prepared import Driver, PreparedKernel
 from ctxcache.device.streams import stream_handle
@@ -61,25 +61,27 @@ def blocks_for_runs(num_bytes: int, parts: int, jobs: int = 1) -> Grid:
     return min(x, max(_MIN_BLOCKS_OF_RUN, _BUSY_BLOCKS // (parts * jobs))), y, z
 
 
-def kernels_of(module: ModuleType) -> list[tuple[Any, int]]:
-    """Return the kernels of a module, each with the number of its integer parameters; device functions are left out."""
+def kernels_of(module: ModuleType) -> list[tuple[Any, int, NDArray[np.int64] | None]]:
+    """Return the kernels of a module; device functions are left out.
+
+    Returns:
+        For each: the kernel, the number of its parameters that are integers, and the words that a launch with nothing to do
+        passes, `None` where it takes none.
+    """
     found = []
     for value in vars(module).values():
         function = getattr(value, "py_func", None)
         if function is None or function.__module__ != module.__name__:
             continue
         if not (value._device if SIMULATED else value.targetoptions.get("device")):  # noqa: SLF001 - the simulator's way
-            found.append((value, len(_integers_of(value))))
+            words = NO_WORDS if takes_words(value) else None
+            found.append((value, len(signature(function).parameters) - (words is not None), words))
     return found
 
 
 def takes_words(kernel: Any) -> bool:
     """Whether a kernel's last parameter is the words of `ctxcache.device.inline`."""
-    return len(_integers_of(kernel)) < len(signature(kernel.py_func).parameters)
-
-
-def _integers_of(kernel: Any) -> list[str]:
-    return [name for name in signature(kernel.py_func).parameters if name != "words"]
+    return "words" in signature(kernel.py_func).parameters
 
 
 class Launcher:
@@ -114,14 +116,14 @@ class Launcher:
             blocks: the grid; blocks have `THREADS` threads.
             stream: any stream that `stream_handle` knows.
             arguments: addresses and counts, below 2**63.
-            words: for a kernel that has that parameter: up to `INLINE_WORDS` of them; what the rest are is not said.
+            words: for a kernel that has that parameter: `int64[n]`, n up to `INLINE_WORDS`; the rest are undefined.
         """
         handle = stream_handle(stream)
         if SIMULATED:
             # The subscript only sets attributes of the kernel, so there is nothing to keep.
             kernel[blocks, THREADS](*arguments, *_as_tuples(words))
         else:
-            before = self._device.enter()
+            before = self._device.enter()  # and not `current()`, whose generator costs as much as the checks themselves
             try:
                 self._launch(kernel, blocks, handle, arguments, words)
             finally:
@@ -134,18 +136,15 @@ class Launcher:
         The synchroniser finds the device current: one that waits for "the" device waits for this one, in any thread.
         """
         handle = stream_handle(stream)
-        before = self._device.enter()
-        try:
+        with self._device.current():
             if synchronizer is not None:
                 return synchronizer(stream)
             if not SIMULATED:
                 self._numba_stream(handle).synchronize()
             return None
-        finally:
-            self._device.leave(before)
 
     def numba_stream(self, stream: Any) -> Any:
-        """Return Numba's object for a stream of any library. It waits for the stream where the device is current."""
+        """Return Numba's object for a stream of any library. Call its `synchronize` only while the device is current."""
         if SIMULATED:
             return cuda.stream()
         with self._device.current():

@@ -54,7 +54,7 @@ class NumbaDeviceOps:
     """`DeviceOps` on one CUDA device, or on Numba's simulator.
 
     The device is the one that is current where the ops are constructed, and stays theirs: they work in its context in any
-    thread, whatever is current there, and leave that as it was.
+    thread, whatever is current there, and leave that as it was. A thread that had no context keeps this device's.
 
     Descriptor tables are built at the first use of a cache or storage and kept on the device as long as it lives. Short runs
     of job arguments travel with the launch, see `ctxcache.device.inline`, longer ones through pinned staging buffers, see
@@ -75,7 +75,6 @@ class NumbaDeviceOps:
         self._device_ordinal: int = device.ordinal
         self._blocks_for = launch.blocks_for
         self._kernels_of = launch.kernels_of
-        self._takes_words = launch.takes_words
         self._blocks_for_runs = launch.blocks_for_runs
         self._device_address = launch.device_address
         self._memory = buffers.DeviceMemory(device)
@@ -109,8 +108,7 @@ class NumbaDeviceOps:
         A kernel's first launch compiles it, which takes a good part of a second, and loads it, which may wait for everything
         that the GPU is doing. A runtime that calls this while it starts has both behind it before the first request.
         """
-        for kernel, num_integers in self._kernels_of(self._kernels):
-            words = NO_WORDS if self._takes_words(kernel) else None
+        for kernel, num_integers, words in self._kernels_of(self._kernels):
             self._launcher.launch(kernel, self._blocks_for(1), stream, *(0,) * num_integers, words=words)
 
     def operation(self, name: str) -> None:

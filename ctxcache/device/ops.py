@@ -38,7 +38,7 @@ ABSENT = -1
 Int32s: TypeAlias = NDArray[np.int32]
 
 _INT32 = np.dtype(np.int32)
-"""NumPy makes one object of it, so that the usual array is told by identity; an equal one that is not it is looked at closer."""
+"""NumPy makes one object of it, so that the usual array is told by identity; an equal one is checked more closely."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +87,11 @@ class HiddenRow:
 
 
 class DeviceOps(Protocol):
-    """All device work of the coordinator. See the module's docstring for what every op promises."""
+    """All device work of the coordinator. See the module's docstring for what every op promises.
+
+    Ops may have an attribute `device_ordinal`, the device that they work on: arrays and resources of another one are refused
+    then; see `device_ordinal_of`.
+    """
 
     def operation(self, name: str) -> None:
         """Hear which coordinator operation the following calls belong to.
@@ -186,6 +190,12 @@ class RuntimeDeviceOps(DeviceOps, Protocol):
 
     def advance_lengths(self, cache: HybridCacheManager, increment: Any, stream: Any) -> None:
         """Add to the lengths of the active slots: one integer for all, or a device int32 array with one each."""
+
+
+def device_ordinal_of(ops: Any) -> int | None:
+    """Return the device that ops work on, `None` where they do not say."""
+    device: int | None = getattr(ops, "device_ordinal", None)
+    return device
 
 
 def storage_dtype(dtype: str | np.dtype[Any]) -> np.dtype[Any]:

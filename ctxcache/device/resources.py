@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from ctxcache.config import DeploymentConfig, EngineConfig, validate_context_cache_deployment
 from ctxcache.device.caches import HybridCacheManager
-from ctxcache.device.ops import DeviceOps
+from ctxcache.device.ops import DeviceOps, device_ordinal_of
 from ctxcache.device.page_table import KVPageTable
 from ctxcache.errors import DeploymentError
 from ctxcache.ids import PAIRED_KINDS, ContextCacheDeploymentKind
@@ -63,26 +63,22 @@ def check_resources(
         raise DeploymentError("base and draft share a cache or a page table; each engine needs its own")
 
 
-def check_devices(ops: DeviceOps, resources: ContextCachePhysicalResources) -> None:
+def check_devices(ops: DeviceOps, kind: ContextCacheDeploymentKind, resources: ContextCachePhysicalResources) -> None:
     """Check that caches and tables lie on the device that the coordinator's ops work on, where both say which that is.
 
     Raises:
         DeploymentError: one lies on another device.
     """
-    home = _device_of(ops)
+    home = device_ordinal_of(ops)
     for field in fields(resources):
         resource = getattr(resources, field.name)
-        device = _device_of(getattr(resource, "device_ops", None))
+        is_used = field.name != "base_page_table" or kind is not ContextCacheDeploymentKind.PURE_RECURRENT
+        device = None if resource is None or not is_used else device_ordinal_of(resource.device_ops)
         if None not in (home, device) and device != home:
             raise DeploymentError(
                 f"{field.name} lies on device {device} and the coordinator's device ops work on device {home}; build both "
                 "with the same ops"
             )
-
-
-def _device_of(ops: DeviceOps | None) -> int | None:
-    device: int | None = getattr(ops, "device_ordinal", None)
-    return device
 
 
 def _check_cache(role: str, engine: EngineConfig, cache: HybridCacheManager) -> None:

@@ -13,7 +13,7 @@ from ctxcache.config import DTYPE_BYTES, DeploymentConfig, EngineConfig
 from ctxcache.device.arrays import ArrayView, view_array
 from ctxcache.device.caches import HybridCacheManager
 from ctxcache.device.checks import as_index, as_size, check_engine_or_deployment
-from ctxcache.device.job_checks import are_distinct_slots, are_sound_jobs, are_within
+from ctxcache.device.compiled_checks import are_distinct_slots, are_sound_jobs, are_within
 from ctxcache.device.ops import ABSENT, DeviceOps, HiddenRow, Int32s, SnapshotJobs, as_int32s
 from ctxcache.device.ownership import Ownership
 from ctxcache.errors import ContractError, DeploymentError, InvariantError
@@ -233,9 +233,9 @@ def check_jobs(storage: HybridSnapshotStorage, jobs: SnapshotJobs, *, to_snapsho
         as_int32s("draft_pages", jobs.draft_pages),
         as_int32s("num_tokens", jobs.num_tokens),
     )
-    slots, recurrent, partial, base, draft, tokens = map(len, fields)
-    if not slots == recurrent == partial == base == draft == tokens:
-        raise ContractError(f"jobs have fields of lengths {[len(field) for field in fields]}; give one entry per job")
+    lengths = [len(field) for field in fields]
+    if lengths.count(lengths[0]) != len(lengths):
+        raise ContractError(f"jobs have fields of lengths {lengths}; give one entry per job")
     packed = np.concatenate(fields).reshape(len(fields), -1)
     if not are_sound_jobs(packed, storage.job_limits, to_snapshots):
         _refuse_jobs(packed, storage.job_limits, to_snapshots=to_snapshots)

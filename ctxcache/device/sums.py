@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxcache.device.arrays import ArrayView, view_array
-from ctxcache.device.job_checks import are_within
+from ctxcache.device.compiled_checks import are_within
 from ctxcache.device.ops import Int32s, as_int32s
 from ctxcache.errors import ContractError
 

@@ -20,7 +20,16 @@ from numpy.typing import NDArray
 
 from ctxcache.device.arrays import check_int32_array
 from ctxcache.device.caches import check_batches, check_lengths
-from ctxcache.device.ops import ABSENT, HiddenRow, Int32s, RuntimeDeviceOps, SnapshotJobs, StreamSynchronizer, as_int32s
+from ctxcache.device.ops import (
+    ABSENT,
+    HiddenRow,
+    Int32s,
+    RuntimeDeviceOps,
+    SnapshotJobs,
+    StreamSynchronizer,
+    as_int32s,
+    device_ordinal_of,
+)
 from ctxcache.device.snapshots import check_hidden_row, check_jobs, check_slots
 from ctxcache.device.sums import check_pages
 from ctxcache.errors import ContractError
@@ -78,6 +87,11 @@ class DeferredDeviceOps:
         self._queue: deque[Callable[[], None]] = deque()
         self._error: BaseException | None = None
         self._operation = "outside"
+
+    @property
+    def device_ordinal(self) -> int | None:
+        """The inner ops' device."""
+        return device_ordinal_of(self.inner)
 
     @property
     def num_waiting(self) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.device.ops import DeviceOps, HiddenRow, SnapshotJobs, StreamSynchronizer
+from ctxcache.device.ops import DeviceOps, HiddenRow, SnapshotJobs, StreamSynchronizer, device_ordinal_of
 from ctxcache.errors import ContractError
 from ctxcache.fsm.points import FAULTS, SANITIZER_FAULTS
 
@@ -164,6 +164,11 @@ class FaultInjector:
         self._plan = plan
         self._under_plan.clear()
         self._doomed = None
+
+    @property
+    def device_ordinal(self) -> int | None:
+        """The inner ops' device."""
+        return device_ordinal_of(self.inner)
 
     def operation(self, name: str) -> None:
         """Begin a coordinator operation: repetitions are counted from here."""
