@@ -13,7 +13,7 @@ from ctxcache.binding import bind_device
 from ctxcache.config import EXECUTION_MODES, ContextCacheConfig, DeploymentConfig
 from ctxcache.custody import Custody
 from ctxcache.device.ops import DeviceOps, StreamSynchronizer
-from ctxcache.device.resources import ContextCachePhysicalResources
+from ctxcache.device.resources import ContextCachePhysicalResources, check_devices
 from ctxcache.device.streams import same_stream
 from ctxcache.errors import ContractError
 from ctxcache.explain import MatchExplanation, explain_match
@@ -186,10 +186,12 @@ class CoordinatorService:
 
         Raises:
             ContractError: a request is active or quarantined. Nothing has changed.
+            DeploymentError: they work on another device than the present ones. Nothing has changed.
         """
         with self._custody.serialised("replace_device_ops"):
             if not self.idle:
                 raise ContractError("device ops are replaced between requests; finish the present one first")
+            check_devices(device_ops, self._kind, self._binding.link.resources)
             self._binding.link.ops = device_ops
 
     def __enter__(self) -> Self:

@@ -470,6 +470,54 @@ def test_an_array_says_its_device_by_dlpack_where_its_interface_does_not() -> No
     assert (view_array(Both(array)).device, device_of(Both(array), view_array(Both(array)))) == (-1, 5)
 
 
+class LentTo(CudaArray):
+    """An array of another library on a device, as a PyTorch or CuPy array says it."""
+
+    def __init__(self, array: np.ndarray[Any, Any], device: int) -> None:
+        super().__init__(array)
+        self.device = device
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self.device
+
+
+class OpsOfAnotherLibrary(NumpyDeviceOps):
+    """Ops whose arrays lie on device 1; the ops themselves do not say so."""
+
+    def allocate(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Allocate with the other library."""
+        return LentTo(super().allocate(shape, dtype), 1)
+
+
+def test_ops_that_do_not_say_their_device_are_known_by_their_arrays() -> None:
+    """What they allocate says it."""
+    engine, ops = attention_engine(), OpsOfAnotherLibrary()
+    pools = [np.zeros(kv_pool_shape(engine, i), storage_dtype(engine.kv_dtype)) for i in range(len(engine.attention))]
+    here, elsewhere = ([LentTo(pool, device) for pool in pools] for device in (1, 0))
+    assert HybridCacheManager.from_arrays(engine, kv_pools=here, device_ops=ops).device_ops is ops
+    with pytest.raises(DeploymentError, match="lies on cuda 0 and the device ops work on cuda 1"):
+        HybridCacheManager.from_arrays(engine, kv_pools=elsewhere, device_ops=ops)
+
+
+def test_ops_are_not_replaced_by_those_of_another_device() -> None:
+    """Wrappers of the present ones are taken; the coordinator goes on with what it had otherwise."""
+    engine, one = attention_engine(), OpsOfDevice(1)
+    resources = ContextCachePhysicalResources(
+        HybridCacheManager(engine, None, device_ops=one),
+        KVPageTable(engine.max_batch_size, engine.pages_per_sequence, engine.num_pages, device_ops=one),
+    )
+    coordinator = ContextCacheCoordinator(
+        ContextCacheConfig(), DeploymentConfig(engine), Kind.VANILLA, resources, None, device_ops=one
+    )
+    wrapped = FaultInjector(one)
+    coordinator.replace_device_ops(wrapped)
+    with pytest.raises(
+        DeploymentError, match="base_cache lies on device 1 and the coordinator's device ops work on device 2"
+    ):
+        coordinator.replace_device_ops(FaultInjector(OpsOfDevice(2)))
+    assert coordinator.device_ops is wrapped
+
+
 def test_a_pool_must_hold_one_longest_sequence() -> None:
     """Fewer pages than the longest sequence needs are refused; exactly as many are the user's choice."""
     for num_pages, fits in ((2, False), (3, True)):

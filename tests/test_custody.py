@@ -198,9 +198,10 @@ def test_what_touches_no_device_is_asked_in_any_thread() -> None:
     question = ContextCacheBatchAdmission([ContextCacheSequenceAdmission(T(40))])
     assert in_another_thread(h.coordinator.metrics).committed_publications > 0
     assert in_another_thread(lambda: h.coordinator.explain(question))[0].reused_tokens == 39 // 16 * 16
-    nothing = h.begin().admission.request
+    finished, _ = h.admit(T(20))
+    assert h.coordinator.finish(finished) is OK
     for end in (h.coordinator.finish, h.coordinator.abandon):
-        assert in_another_thread(lambda end=end: end(nothing)) is OK
+        assert in_another_thread(lambda end=end: end(finished)) is OK
     handles = [h.admit(T(20))[0]]
     assert h.coordinator.prepare_prefill(handles[0]) is OK
     in_another_thread(lambda: (handles.clear(), gc.collect(), h.coordinator.metrics()))

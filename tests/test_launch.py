@@ -217,3 +217,37 @@ def test_a_context_is_put_back_after_a_failure(cuda: FakeCuda) -> None:
     with pytest.raises(ZeroDivisionError):
         launcher.synchronize(None, lambda stream: 1 // 0)
     assert driver.context == driver.CONTEXTS + 1
+
+
+@pytest.mark.parametrize("at", ["cuCtxSetCurrent", "cuLaunchKernel", "the synchroniser"])
+def test_an_interrupt_leaves_the_threads_context(cuda: FakeCuda, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that comes with a driver's call, after its effect: the context that was current is current again."""
+    driver, kernel = cuda.driver, Kernel()
+
+    def interrupted(name: str) -> Any:
+        call, times = getattr(driver, name), iter([True])
+
+        def work(*arguments: Any) -> Any:
+            answer = call(*arguments)
+            if armed and next(times, False):
+                raise KeyboardInterrupt
+            return answer
+
+        return work
+
+    armed: list[bool] = []
+    for name in ("cuCtxSetCurrent", "cuLaunchKernel"):
+        if at == name:
+            monkeypatch.setattr(driver, name, interrupted(name))
+    launcher = launch.Launcher()
+    launcher.launch(kernel, (1, 1, 1), None)
+    driver.context = driver.CONTEXTS + 1
+    armed.append(True)
+
+    def interrupt(_stream: Any) -> None:
+        raise KeyboardInterrupt
+
+    works = {"the synchroniser": lambda: launcher.synchronize(None, interrupt)}
+    with pytest.raises(KeyboardInterrupt):
+        works.get(at, lambda: launcher.launch(kernel, (1, 1, 1), None))()
+    assert driver.context == driver.CONTEXTS + 1

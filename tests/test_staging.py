@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
-from device_support import hybrid_engine, ints
+from device_support import hybrid_engine, in_another_thread, ints
 
 from ctxcache.device.buffers import StagingBuffer
 from ctxcache.device.caches import HybridCacheManager
@@ -15,6 +19,7 @@ from ctxcache.device.inline import INLINE_INTS
 from ctxcache.device.numba_ops import NumbaDeviceOps
 from ctxcache.device.page_table import KVPageTable
 from ctxcache.device.staging import ChangeArena, StagingRing
+from ctxcache.device.streams import PER_THREAD_DEFAULT_STREAM
 
 
 class SlowBuffer(StagingBuffer):
@@ -187,10 +192,93 @@ def test_uploads_on_many_streams_keep_a_bounded_number_of_arenas(made: list[Slow
     table = KVPageTable(1, 2, 200, device_ops=ops)
     for turn in range(100):
         table.set_row(0, [turn])
-        table.upload(turn + 1)
+        table.upload(turn + 0x100)
     assert len(ops._arenas) == 64
     assert ops._ring._lost == made[:36]
     assert ops.to_host(table.kernel_view)[0, 0].tolist() == [99, -1]
+
+
+def test_uploads_on_the_per_thread_default_stream_share_no_buffer(made: list[SlowBuffer]) -> None:
+    """Its handle is another stream in every thread: each upload has a buffer of its own, with a mark behind its reader."""
+    ops = NumbaDeviceOps()
+    ops._ring = StagingRing(SlowBuffer)
+    tables = [KVPageTable(1, 4, 100, device_ops=ops) for _ in range(3)]
+
+    def upload(table: KVPageTable, page: int) -> None:
+        table.set_row(0, [page])
+        table.upload(PER_THREAD_DEFAULT_STREAM)
+
+    for page, table in enumerate(tables):
+        in_another_thread(lambda table=table, page=page: upload(table, page))
+    assert [buffer.pairs[0].tolist() for buffer in made] == [[0, 0], [0, 1], [0, 2]]
+    assert all(buffer.reading for buffer in made)
+    assert ops._arenas == {}
+    made[1].reading = made[0].reading = False
+    upload(tables[0], 7)
+    assert (len(made), made[0].pairs[0].tolist(), made[1].pairs[0].tolist()) == (3, [0, 7], [0, 1])
+    tables[0].set_row(0, [7])  # nothing changes
+    tables[0].upload(PER_THREAD_DEFAULT_STREAM)
+    assert len(made) == len(ops._ring) == 3
+
+
+def test_threads_do_not_share_a_part_of_a_buffer() -> None:
+    """Two threads that upload tables of their own on one stream: what each launch reads later is its own."""
+    ops = NumbaDeviceOps()
+    wrong: list[list[int]] = []
+    together = threading.Barrier(2)
+
+    def read_later(_kernel: Any, _blocks: Any, _stream: Any, _view: int, address: int, count: int, *_rest: int) -> None:
+        before = np.ctypeslib.as_array((ctypes.c_int32 * (2 * count)).from_address(address)).copy()
+        time.sleep(1e-3)  # lets the other thread run, as the driver's call does
+        after = np.ctypeslib.as_array((ctypes.c_int32 * (2 * count)).from_address(address))
+        if not np.array_equal(before, after):
+            wrong.append(after.tolist())
+
+    def work(number: int) -> None:
+        table = KVPageTable(1, 64, 1 << 20, device_ops=ops)
+        for turn in range(30):
+            table.set_row(0, np.arange(64) + 1000 * turn + 500 * number)
+            together.wait()
+            table.upload(77)
+
+    ops._launcher.launch = read_later
+    with ThreadPoolExecutor(2) as pool:
+        for result in [pool.submit(work, number) for number in (0, 1)]:
+            result.result()
+    assert wrong == []
+
+
+def test_threads_share_no_buffer_of_a_ring() -> None:
+    """A buffer is one thread's between taking and giving back, and never one whose reader is running."""
+    ring = StagingRing(YieldingBuffer)
+    taken: set[int] = set()
+    clashes: list[str] = []
+
+    def work() -> None:
+        for turn in range(400):
+            buffer = ring.take(100)
+            if id(buffer) in taken or buffer.reading:
+                clashes.append("shared" if id(buffer) in taken else "still read")
+            taken.add(id(buffer))
+            time.sleep(0)
+            taken.discard(id(buffer))
+            ring.give_back(buffer, 1)
+            buffer.reading = turn % 3 == 0
+
+    with ThreadPoolExecutor(4) as pool:
+        for result in [pool.submit(work) for _ in range(4)]:
+            result.result()
+    assert clashes == []
+
+
+class YieldingBuffer(SlowBuffer):
+    """A buffer that lets other threads run while it is asked."""
+
+    def is_idle(self) -> bool:
+        """Whether the reader is through."""
+        idle = not self.reading
+        time.sleep(0)
+        return idle
 
 
 def test_more_changes_than_an_arena_has_room_for_get_a_larger_buffer(made: list[SlowBuffer]) -> None:

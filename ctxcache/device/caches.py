@@ -217,7 +217,9 @@ class HybridCacheManager(Ownership):
         config, recurrent = self.config, self.config.recurrent
         state_shape, conv_shape = state_shapes(config)
         ordinal = device_ordinal_of(self.device_ops)
-        home = self.lengths_view if ordinal is None else self.lengths_view._replace(device=ordinal)
+        if ordinal is None:
+            ordinal = device_of(self.kv_lengths, self.lengths_view)
+        home = self.lengths_view._replace(device=ordinal)
         groups: list[tuple[str, list[Any], list[tuple[int, ...]], str]] = [
             (
                 "kv_pools",

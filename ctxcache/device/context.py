@@ -36,11 +36,12 @@ def missing_target() -> str | None:
 class CudaDevice:
     """One GPU, by its primary context: the device that is current in the thread that makes this.
 
-    Everything that belongs to the device is made and used between `enter` and `leave`, or inside `current()`, in whichever
-    thread. A thread that had no context keeps this one. The simulator has one device and no contexts.
+    Everything that belongs to the device is made and used inside `current()`, in whichever thread, or where its cost counts
+    and interrupts are likely, between the calls that it is made of. The simulator has one device and no contexts.
 
     Attributes:
         ordinal: the device's number among those that the process sees.
+        set_current: the driver's own call: makes a context the thread's, and answers with a code for `Driver.check`.
     """
 
     def __init__(self) -> None:
@@ -54,12 +55,12 @@ class CudaDevice:
         self._context = self._driver.value(self._api.cuCtxGetCurrent())
         self._handle = int(self._context)
         self.ordinal = int(self._driver.value(self._api.cuCtxGetDevice()))
+        self.set_current = self._api.cuCtxSetCurrent
 
-    def enter(self) -> Any:
-        """Make the device's context the calling thread's.
+    def displaced(self) -> Any:
+        """Return the context that has to make way for this device's and be put back; `None` where this one is current.
 
-        Returns:
-            What `leave` puts back: the context that was current, or `None` where it was this one or none at all.
+        Where none is, this one becomes current, and stays: CUDA's own runtime does the same.
         """
         if SIMULATED:
             return None
@@ -67,22 +68,26 @@ class CudaDevice:
         handle = int(before)
         if handle == self._handle:
             return None
-        self._driver.check(self._api.cuCtxSetCurrent(self._context))
-        return before if handle else None
+        if handle:
+            return before
+        self.enter()
+        return None
 
-    def leave(self, before: Any) -> None:
-        """Put back what `enter` returned."""
-        if before is not None:
-            self._driver.check(self._api.cuCtxSetCurrent(before))
+    def enter(self) -> None:
+        """Make this device's context the calling thread's."""
+        self._driver.check(self.set_current(self._context))
 
     @contextmanager
     def current(self) -> Iterator[Driver]:
-        """Have the device's context current inside the block, which is given the driver's calls."""
-        before = self.enter()
+        """Have the device's context current inside the block, which is given the driver's calls; `None` when simulated."""
+        before = self.displaced()
         try:
+            if before is not None:
+                self.enter()
             yield self._driver
         finally:
-            self.leave(before)
+            if before is not None:
+                self.set_current(before)
 
 
 @lru_cache(maxsize=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from ctxcache.device.inline import INLINE_INTS, NO_WORDS, as_words
 from ctxcache.device.ops import HiddenRow, Int32s, SnapshotJobs, StreamSynchronizer, as_int32s, storage_dtype
 from ctxcache.device.snapshots import check_hidden_row, check_jobs, check_slots
 from ctxcache.device.staging import Buffer, ChangeArena, StagingRing
-from ctxcache.device.streams import stream_handle
+from ctxcache.device.streams import is_per_thread, stream_handle
 from ctxcache.device.sums import PAGE_BYTES, SUM_LANES, check_pages, sum_table
 from ctxcache.errors import ContractError, DeploymentError, InvariantError
 
@@ -81,6 +82,7 @@ class NumbaDeviceOps:
         self._launcher = launch.Launcher(device, prepared=prepared_launches)
         self._ring = StagingRing(partial(buffers.StagingBuffer, device=device))
         self._arenas: dict[int, ChangeArena] = {}
+        self._uploading = threading.Lock()
         self._slot_tables: WeakKeyDictionary[HybridCacheManager, _DeviceTable] = WeakKeyDictionary()
         self._move_tables: WeakKeyDictionary[HybridSnapshotStorage, _DeviceTable] = WeakKeyDictionary()
         self._sum_tables: WeakKeyDictionary[HybridCacheManager, _DeviceTable] = WeakKeyDictionary()
@@ -135,31 +137,18 @@ class NumbaDeviceOps:
         if not table.has_changes:
             return
         handle = stream_handle(stream)
-        arena = self._arena_of(handle)
-        try:
-            pairs = arena.room(handle)
-            count = table.take_changes(pairs)
-            if count > len(pairs):
-                table.write_changes(arena.room(handle, count))
-            if count == 0:
-                return
-            self._launcher.launch(
-                self._kernels.scatter_page_ids,
-                self._blocks_for(count),
-                handle,
-                table.view_address,
-                arena.address(),
-                count,
-                table.max_pages_per_seq,
-                table.num_pages,
-            )
-            arena.use(count)
-        except InvariantError:
-            raise  # found before anything was taken
-        except BaseException:
-            arena.lose()
-            table.forget_device_rows()
-            raise
+        with self._uploading:
+            arena = self._arena_of(handle)
+            try:
+                self._upload(table, arena, handle)
+                if handle not in self._arenas:
+                    arena.retire(handle)
+            except InvariantError:
+                raise  # found before anything was taken
+            except BaseException:
+                arena.lose()
+                table.forget_device_rows()
+                raise
 
     def reset_lengths(self, cache: HybridCacheManager, reuse_lengths: Int32s, stream: Any) -> None:
         """See `DeviceOps.reset_lengths`."""
@@ -250,6 +239,25 @@ class NumbaDeviceOps:
         code: int | None = self._launcher.synchronize(stream, synchronizer)
         return code
 
+    def _upload(self, table: KVPageTable | PageTableUpload, arena: ChangeArena, handle: int) -> None:
+        pairs = arena.room(handle)
+        count = table.take_changes(pairs)
+        if count > len(pairs):
+            table.write_changes(arena.room(handle, count))
+        if count == 0:
+            return
+        self._launcher.launch(
+            self._kernels.scatter_page_ids,
+            self._blocks_for(count),
+            handle,
+            table.view_address,
+            arena.address(),
+            count,
+            table.max_pages_per_seq,
+            table.num_pages,
+        )
+        arena.use(count)
+
     def _launch(self, kernel: Any, blocks: tuple[int, int, int], stream: Any, *arguments: int) -> None:
         self._launcher.launch(kernel, blocks, stream, *arguments)
 
@@ -320,6 +328,8 @@ class NumbaDeviceOps:
             raise
 
     def _arena_of(self, handle: int) -> ChangeArena:
+        if is_per_thread(handle):  # another stream in every thread, so that its uploads cannot share a buffer
+            return ChangeArena(self._ring)
         arena = self._arenas.get(handle)
         if arena is None:
             if len(self._arenas) >= _MAX_ARENAS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -38,7 +39,7 @@ class Buffer(Protocol):
 
 
 class StagingRing:
-    """Buffers in the order of their last use. Only one whose mark the device has passed is written again.
+    """Buffers in the order of their last use. Only one whose mark the device has passed is written again. For any thread.
 
     While earlier uploads are outstanding the ring grows instead of waiting, up to `_MAX_BUFFERS` buffers; a stream that
     is further behind than that is waited for.
@@ -46,6 +47,7 @@ class StagingRing:
 
     def __init__(self, make_buffer: Callable[[int], Buffer]) -> None:
         self._make_buffer = make_buffer
+        self._lock = threading.Lock()
         self._buffers: deque[Buffer] = deque()
         self._lost: list[Buffer] = []
 
@@ -54,16 +56,18 @@ class StagingRing:
 
     def take(self, num_bytes: int) -> Buffer:
         """Return a buffer of at least `num_bytes` that nothing reads. Follow with `give_back` or `lose`."""
-        if self._buffers and self._oldest_is_free():
-            oldest = self._buffers.popleft()
-            if oldest.capacity >= num_bytes:
-                return oldest
+        with self._lock:
+            if self._buffers and self._oldest_is_free():
+                oldest = self._buffers.popleft()
+                if oldest.capacity >= num_bytes:
+                    return oldest
         return self._make_buffer(max(_MIN_BYTES, 1 << (num_bytes - 1).bit_length()))
 
     def give_back(self, buffer: Buffer, stream: Any) -> None:
         """Return a buffer whose reader has been enqueued on `stream`."""
         buffer.mark_used(stream)
-        self._buffers.append(buffer)
+        with self._lock:
+            self._buffers.append(buffer)
 
     def lose(self, buffer: Buffer) -> None:
         """Put away a buffer whose reader may or may not have been enqueued: kept alive, never written again."""
@@ -94,12 +98,7 @@ class ChangeArena:
     def room(self, stream: Any, least: int = _LEAST_PAIRS) -> Int32s:
         """Return unused pairs, `int32[n, 2]` with `n >= least`. A buffer that is full is marked on the stream."""
         if self._buffer is not None and self._num_used + least > len(self._buffer.pairs):
-            full, self._buffer = self._buffer, None
-            try:
-                self._ring.give_back(full, stream)
-            except BaseException:
-                self._ring.lose(full)
-                raise
+            self.retire(stream)
         if self._buffer is None:
             self._buffer = self._ring.take(8 * least)
             self._num_used = 0
@@ -112,6 +111,17 @@ class ChangeArena:
     def use(self, num_pairs: int) -> None:
         """Take the first of the unused pairs: their reader has been enqueued."""
         self._num_used += num_pairs
+
+    def retire(self, stream: Any) -> None:
+        """Mark the buffer on the stream behind its readers, and give it back."""
+        if self._buffer is None:
+            return
+        buffer, self._buffer = self._buffer, None
+        try:
+            self._ring.give_back(buffer, stream)
+        except BaseException:
+            self._ring.lose(buffer)
+            raise
 
     def lose(self) -> None:
         """Put the buffer away: a reader may or may not have been enqueued."""
