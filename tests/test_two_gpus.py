@@ -11,6 +11,7 @@ from device_support import build_rig, even_engine, hybrid_engine, in_another_thr
 
 from ctxcache import ContextCacheConfig, ContextCacheCoordinator, DeploymentError
 from ctxcache.config import AttentionLayerConfig, DeploymentConfig, EngineConfig
+from ctxcache.device.arrays import view_array
 from ctxcache.device.caches import HybridCacheManager
 from ctxcache.device.context import SIMULATED, CudaDevice, cuda
 from ctxcache.device.launch import Launcher
@@ -55,15 +56,13 @@ def current_device() -> int:
     return int(device) if status == driver.CUresult.CUDA_SUCCESS else -1
 
 
-def device_of(address: int) -> int:
-    """The device in whose memory an address is."""
+def context_of(address: int) -> int:
+    """The context that memory was allocated in. (cuda.bindings 13.3 says 0 when asked for the device itself.)"""
     from cuda.bindings import driver
 
-    status, device = driver.cuPointerGetAttribute(
-        driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address
-    )
+    status, context = driver.cuPointerGetAttribute(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_CONTEXT, address)
     assert status == driver.CUresult.CUDA_SUCCESS
-    return int(device)
+    return int(context)
 
 
 def in_a_thread_without_context(work: Callable[[], Any]) -> Any:
@@ -114,8 +113,10 @@ def test_every_op_works_on_its_own_device(ops: NumbaDeviceOps) -> None:
         for found in (result_of_a_run(some), in_a_thread_without_context(lambda some=some: result_of_a_run(some))):
             for bytes_found, bytes_expected in zip(found, expected, strict=True):
                 np.testing.assert_array_equal(bytes_found, bytes_expected)
-    array = ops.allocate((3,), "int32")
-    assert device_of(int(array.device_ctypes_pointer.value)) == 1
+    with cuda.gpus[1]:
+        there = cuda.device_array(3)
+    contexts = [context_of(view_array(array).address) for array in (there, ops.allocate((3,), "int32"))]
+    assert contexts[0] == contexts[1] != context_of(view_array(cuda.device_array(3)).address)
 
 
 @pytest.mark.alone
