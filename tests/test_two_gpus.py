@@ -57,7 +57,7 @@ def current_device() -> int:
 
 
 def context_of(address: int) -> int:
-    """The context that memory was allocated in. (cuda.bindings 13.3 says 0 when asked for the device itself.)"""
+    """The context that memory was allocated in; asked for its device, cuda.bindings 13.3 answers 0 for any."""
     from cuda.bindings import driver
 
     status, context = driver.cuPointerGetAttribute(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_CONTEXT, address)
