@@ -72,9 +72,9 @@ class Custody:
                 "call it after the running operation has returned"
             )
         with self._lock:
-            self._require_its_stream(operation)
             self._thread = thread
             try:
+                self._require_its_stream(operation)
                 self._link.announce(operation)
                 yield
             finally:

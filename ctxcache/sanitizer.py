@@ -86,8 +86,7 @@ class PageSanitizer(NoSanitizer):
             with self._custody.condemning(live):
                 for role, pages, sums in self._read(live.sums):
                     self._compare(role, pages, sums)
-        live.sums = None
-        return status
+        return self._let_go(live, status)
 
     def sum_slots(self, live: Request, trigger: str, slots: Iterable[int], lengths: Int32s) -> Status:
         """Sum what these slots have not published yet, and keep the sums."""
@@ -108,8 +107,7 @@ class PageSanitizer(NoSanitizer):
             for role, pages, sums in self._read(live.sums):
                 witnesses = zip(pages.tolist(), sums, strict=True)
                 self._witnesses[role].update({page: _Witness(each, label, label) for page, each in witnesses})
-        live.sums = None
-        return status
+        return self._let_go(live, status)
 
     def sum_step(self, live: Request, completed: Int32s, committed: Int32s) -> Status:
         """Sum what a step publishes, up to the new committed lengths."""
@@ -136,6 +134,12 @@ class PageSanitizer(NoSanitizer):
         draft_sums = allocate_sums(ops, cache, draft.size) if draft.size and cache is not None else None
         live.sums = PageSums(base, base_sums, draft, draft_sums)
         return self._custody.fire(live, trigger)
+
+    def _let_go(self, live: Request, status: Status) -> Status:
+        """Free the arrays of sums. After a failed drain the kernel may still write them: they stay with the request."""
+        if status is Status.OK:
+            live.sums = None
+        return status
 
     def _read(self, sums: PageSums) -> list[tuple[str, Int32s, NDArray[np.int64]]]:
         sides = (("base", sums.base_pages, sums.base_sums), ("draft", sums.draft_pages, sums.draft_sums))

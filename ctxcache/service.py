@@ -13,7 +13,7 @@ from ctxcache.binding import bind_device
 from ctxcache.config import EXECUTION_MODES, ContextCacheConfig, DeploymentConfig
 from ctxcache.custody import Custody
 from ctxcache.device.ops import DeviceOps, StreamSynchronizer
-from ctxcache.device.resources import ContextCachePhysicalResources, check_devices
+from ctxcache.device.resources import ContextCachePhysicalResources, check_devices, check_successor
 from ctxcache.device.streams import same_stream
 from ctxcache.errors import ContractError
 from ctxcache.explain import MatchExplanation, explain_match
@@ -192,6 +192,7 @@ class CoordinatorService:
             if not self.idle:
                 raise ContractError("device ops are replaced between requests; finish the present one first")
             check_devices(device_ops, self._kind, self._binding.link.resources)
+            check_successor(device_ops, self._binding.link.ops)
             self._binding.link.ops = device_ops
 
     def __enter__(self) -> Self:

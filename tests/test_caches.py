@@ -22,6 +22,7 @@ from ctxcache.device.numpy_ops import NumpyDeviceOps
 from ctxcache.device.ops import device_ordinal_of, storage_dtype
 from ctxcache.device.page_table import KVPageTable
 from ctxcache.device.resources import ContextCachePhysicalResources, check_devices, check_resources
+from ctxcache.device.snapshots import partial_kv_bytes_per_slot, recurrent_bytes_per_slot
 from ctxcache.errors import ContractError, DeploymentError
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import SpecDecodeMode
@@ -516,6 +517,26 @@ def test_ops_are_not_replaced_by_those_of_another_device() -> None:
     ):
         coordinator.replace_device_ops(FaultInjector(OpsOfDevice(2)))
     assert coordinator.device_ops is wrapped
+
+
+def test_ops_are_not_replaced_by_those_of_another_device_though_the_resources_do_not_say() -> None:
+    """The snapshots were allocated by the present ops, and lie where those work."""
+    engine = hybrid_engine()
+    resources = ContextCachePhysicalResources(cache_of(engine), table_of(engine))
+    coordinator = ContextCacheCoordinator(
+        ContextCacheConfig(
+            recurrent_snapshot_pool_bytes=recurrent_bytes_per_slot(engine),
+            partial_kv_snapshot_pool_bytes=partial_kv_bytes_per_slot(engine),
+        ),
+        DeploymentConfig(engine),
+        Kind.HYBRID,
+        resources,
+        None,
+        device_ops=OpsOfDevice(1),
+    )
+    with pytest.raises(DeploymentError, match="new device ops work on device 0 and the present ones on device 1"):
+        coordinator.replace_device_ops(OpsOfDevice(0))
+    coordinator.replace_device_ops(FaultInjector(OpsOfDevice(1)))
 
 
 def test_a_pool_must_hold_one_longest_sequence() -> None:

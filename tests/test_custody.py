@@ -274,3 +274,21 @@ def test_any_other_stream_is_used_in_any_thread() -> None:
     h = small(stream=0x7F00)
     in_another_thread(lambda: h.run(T(20), decode=2))
     assert h.coordinator.idle
+
+
+def test_a_signal_handler_finds_the_operation_under_way_wherever_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also between the lock and the operation: its call of the same coordinator is refused, and does not wait for itself."""
+    h = small(stream=PER_THREAD_DEFAULT_STREAM)
+    custody = h.coordinator._custody
+    judge, refusals = custody._has_its_stream, []
+
+    def interrupted() -> bool:
+        monkeypatch.setattr(custody, "_has_its_stream", judge)
+        with pytest.raises(ContractError, match="shutdown was called from inside") as refusal:
+            h.coordinator.shutdown()
+        refusals.append(refusal)
+        return judge()
+
+    monkeypatch.setattr(custody, "_has_its_stream", interrupted)
+    assert h.run(T(20)) == [0]
+    assert len(refusals) == 1

@@ -16,7 +16,7 @@ from ctxcache.device import buffers, context, launch
 from ctxcache.device.arrays import view_array
 from ctxcache.device.context import CudaDevice
 from ctxcache.device.inline import INLINE_WORDS
-from ctxcache.errors import ContractError, DeviceError
+from ctxcache.errors import ContractError, DeploymentError, DeviceError
 
 OUT_OF_MEMORY = 2
 
@@ -251,3 +251,39 @@ def test_an_interrupt_leaves_the_threads_context(cuda: FakeCuda, at: str, monkey
     with pytest.raises(KeyboardInterrupt):
         works.get(at, lambda: launcher.launch(kernel, (1, 1, 1), None))()
     assert driver.context == driver.CONTEXTS + 1
+
+
+def test_a_context_that_is_not_the_primary_one_is_refused(cuda: FakeCuda) -> None:
+    """Numba cannot work in it; the caller hears what to do."""
+
+    def refuse() -> None:
+        raise RuntimeError("Numba cannot operate on non-primary CUDA context 7")
+
+    cuda.current_context = refuse  # type: ignore[method-assign]
+    with pytest.raises(DeploymentError, match="non-primary CUDA context 7; make the primary context"):
+        CudaDevice()
+
+
+def test_a_thread_waits_for_the_stream_that_it_copied_on(cuda: FakeCuda) -> None:
+    """Where two threads make the first copy at once, each makes a stream, and waits for its own."""
+    memory, made = buffers.DeviceMemory(CudaDevice()), []
+
+    class Stream:
+        def __init__(self, handle: int) -> None:
+            self.handle = handle
+            self.waits = 0
+
+        def synchronize(self) -> None:
+            self.waits += 1
+            cuda.driver.run()
+
+    def make() -> Stream:
+        stream = Stream(0x9000 + len(made))
+        made.append(stream)
+        if stream is made[0]:  # another thread is faster
+            memory.allocate((3,), np.dtype(np.int32))
+        return stream
+
+    cuda.stream = make  # type: ignore[method-assign]
+    assert not memory.allocate((3,), np.dtype(np.int32)).host.any()
+    assert [stream.waits for stream in made] == [1, 1]

@@ -129,8 +129,21 @@ def test_a_failed_check_poisons_like_any_drain() -> None:
     with pytest.raises(Exception, match="POISONED"):
         reuse(runtime)
     assert runtime.coordinator.manager.pool(ResourceType.BASE_KV_PAGE).free < 24
+    quarantined = runtime.coordinator._custody.quarantined
+    assert quarantined is not None
+    assert quarantined.sums is not None  # the kernel may still write them
     runtime.ops.plan = FaultPlan()
     assert runtime.settle()
+
+
+def test_sums_are_freed_once_they_were_read() -> None:
+    """They are as large as a page has lanes, so that a request does not keep them."""
+    runtime = FakeRuntime(Kind.VANILLA, page_sanitizer=True)
+    publish(runtime)
+    runtime.begin([PROMPT])
+    runtime.prefill([9])
+    assert runtime.coordinator._custody.active.sums is None
+    runtime.finish()
 
 
 def test_a_model_without_pages_has_nothing_to_sum() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -145,6 +146,27 @@ def test_compiled_and_described_compiled_checks_agree() -> None:
                 np.testing.assert_array_equal(packed, fields)
     assert 1000 < refused < 5900
     assert are_sound_jobs(np.empty((6, 0), np.int32), (1,) * 6, True)
+
+
+def test_threads_use_one_ops_at_once() -> None:
+    """Each in its own stream and arrays, on a GPU and under the simulator; what both need of a cache is made once."""
+    ops = NumbaDeviceOps()
+    rig = build_rig(ops, even_engine(), num_bytes=1 << 16)
+    targets = [ops.allocate((64,), "int32") for _ in range(3)]
+    start = threading.Barrier(3)
+
+    def work(number: int) -> None:
+        start.wait()
+        for turn in range(10):
+            ops.upload_mapping(np.full(64, 100 * number + turn, np.int32), targets[number], stream_of_run())
+            ops.zero_recurrent(rig.base, ints(number), stream_of_run())
+            ops.synchronize(stream_of_run(), None)
+            assert (ops.to_host(targets[number]) == 100 * number + turn).all()
+
+    with ThreadPoolExecutor(3) as pool:
+        for result in [pool.submit(work, number) for number in range(3)]:
+            result.result()
+    assert len(ops._slot_tables) == 1
 
 
 @pytest.mark.gpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from ctxcache.device.numba_ops import NumbaDeviceOps
 from ctxcache.device.page_table import KVPageTable
 from ctxcache.device.staging import ChangeArena, StagingRing
 from ctxcache.device.streams import PER_THREAD_DEFAULT_STREAM
+from ctxcache.errors import InvariantError
 
 
 class SlowBuffer(StagingBuffer):
@@ -46,6 +48,11 @@ class SlowBuffer(StagingBuffer):
         """Let the reader finish."""
         self.waits += 1
         self.reading = False
+
+
+def kept(ring: StagingRing) -> list[Any]:
+    """The buffers that were taken and not given back, which the ring keeps alive."""
+    return list(ring._taken.values())
 
 
 MANY = INLINE_INTS + 4
@@ -91,6 +98,17 @@ def test_the_oldest_reader_is_waited_for_when_the_ring_is_full(made: list[SlowBu
     assert [buffer.waits for buffer in made] == [1] * 6 + [0] * 58
 
 
+def test_a_stalled_stream_does_not_hold_up_the_others(made: list[SlowBuffer]) -> None:
+    """Where the ring is full, an idle buffer behind a busy one is taken, and nothing is waited for."""
+    ring = StagingRing(SlowBuffer)
+    for _ in range(64):
+        ring.give_back(ring.take(10), 0)
+    for buffer in made[5:]:
+        buffer.reading = False
+    assert ring.take(10) is made[5]
+    assert (len(ring), sum(buffer.waits for buffer in made)) == (63, 0)
+
+
 def test_small_buffers_make_room_for_large_ones(made: list[SlowBuffer]) -> None:
     """A buffer that is too small is replaced, not added to; capacities are powers of two."""
     ring = StagingRing(SlowBuffer)
@@ -103,12 +121,16 @@ def test_small_buffers_make_room_for_large_ones(made: list[SlowBuffer]) -> None:
 
 
 def test_a_lost_buffer_is_kept_and_never_used_again(made: list[SlowBuffer]) -> None:
-    """After a failed launch nobody knows whether a reader was enqueued: the buffer stays alive and untouched."""
+    """After a failed launch nobody knows whether a reader was enqueued: what is not given back stays alive and untouched."""
     ring = StagingRing(SlowBuffer)
     lost = ring.take(10)
-    ring.lose(lost)
-    assert ring.take(10) is not lost
-    assert ring._lost == [lost]
+    other = ring.take(10)
+    assert other is not lost
+    ring.give_back(other, 0)
+    other.reading = False
+    assert ring.take(10) is other
+    gc.collect()
+    assert kept(ring) == [lost, other]
 
 
 def test_uploads_behind_a_slow_stream_leave_earlier_buffers_alone(made: list[SlowBuffer]) -> None:
@@ -161,7 +183,8 @@ def test_an_arena_marks_a_buffer_once_it_is_full(made: list[SlowBuffer]) -> None
     assert addresses[:2] == [made[0].address, made[0].address + 8 * 3000]
     assert (made[0].reading, made[1].reading) == (True, False)
     assert [int(value) for value in made[0].pairs[[0, 2999, 3000, 5999], 0]] == [1, 1, 2, 2]
-    arena.lose()
+    arena.retire(0)
+    assert made[1].reading
     assert len(arena.room(0)) == len(made[2].pairs)
 
 
@@ -178,11 +201,11 @@ def test_a_full_buffer_that_cannot_be_marked_is_lost(made: list[SlowBuffer], mon
         failing.setattr(SlowBuffer, "mark_used", refuse)
         with pytest.raises(KeyboardInterrupt):
             arena.room(0)
-    assert (ring._lost, len(ring)) == (made[:1], 0)
-    arena.lose()  # as the op that failed does; there is no buffer any more
-    assert ring._lost == made[:1]
+    assert (kept(ring), len(ring)) == (made[:1], 0)
+    arena.retire(0)  # there is no buffer any more
     arena.room(0)
     assert arena.address() == made[1].address
+    assert kept(ring) == made
 
 
 def test_uploads_on_many_streams_keep_a_bounded_number_of_arenas(made: list[SlowBuffer]) -> None:
@@ -194,7 +217,7 @@ def test_uploads_on_many_streams_keep_a_bounded_number_of_arenas(made: list[Slow
         table.set_row(0, [turn])
         table.upload(turn + 0x100)
     assert len(ops._arenas) == 64
-    assert ops._ring._lost == made[:36]
+    assert kept(ops._ring) == made
     assert ops.to_host(table.kernel_view)[0, 0].tolist() == [99, -1]
 
 
@@ -219,6 +242,42 @@ def test_uploads_on_the_per_thread_default_stream_share_no_buffer(made: list[Slo
     tables[0].set_row(0, [7])  # nothing changes
     tables[0].upload(PER_THREAD_DEFAULT_STREAM)
     assert len(made) == len(ops._ring) == 3
+
+
+def test_an_upload_inside_an_upload_has_a_buffer_of_its_own(made: list[SlowBuffer]) -> None:
+    """A finaliser or signal handler that uploads while an upload on the same stream is under way disturbs nothing."""
+    ops = NumbaDeviceOps()
+    ops._ring = StagingRing(SlowBuffer)
+    outer, inner = (KVPageTable(1, 4, 100, device_ops=ops) for _ in range(2))
+    inner.set_row(0, [7, 8])
+    outer.set_row(0, [1, 2, 3])
+    launch_kernel = ops._launcher.launch
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        ops._launcher.launch = launch_kernel
+        inner.upload(77)
+        launch_kernel(*arguments, **options)
+
+    ops._launcher.launch = interrupted
+    outer.upload(77)
+    assert ops.to_host(outer.kernel_view)[0, 0].tolist() == [1, 2, 3, -1]
+    assert ops.to_host(inner.kernel_view)[0, 0].tolist() == [7, 8, -1, -1]
+    assert (len(made), len(ops._arenas), [buffer.reading for buffer in made]) == (2, 1, [True, False])
+
+
+def test_a_broken_row_costs_no_buffer(made: list[SlowBuffer]) -> None:
+    """What is refused before anything is enqueued leaves the stream its buffer."""
+    ops = NumbaDeviceOps()
+    ops._ring = StagingRing(SlowBuffer)
+    table = KVPageTable(1, 4, 100, device_ops=ops)
+    for turn in range(4):
+        table.set_row(0, [turn])
+        table.upload(77)
+        table.set_row(0, [turn + 1])
+        table._rows[0, 0] = 100
+        with pytest.raises(InvariantError, match="holds page 100"):
+            table.upload(77)
+    assert len(made) == 1
 
 
 def test_threads_do_not_share_a_part_of_a_buffer() -> None:
@@ -322,7 +381,7 @@ def test_a_launch_that_fails_loses_its_buffer(made: list[SlowBuffer]) -> None:
     with pytest.raises(KeyboardInterrupt):
         ops.reset_lengths(cache, run_of(4, 5), None)
     ops._launcher.launch = launch_kernel
-    assert ops._ring._lost == made
+    assert kept(ops._ring) == made
     assert len(made) == 1
     assert cache.active_batch_size == 0
     ops.reset_lengths(cache, run_of(4, 5), None)

@@ -49,10 +49,11 @@ class DeviceMemory:
 
     def _wait(self, enqueue: Any) -> None:
         with self._device.current() as driver:
-            if self._stream is None:
-                self._stream = cuda.stream()
-            driver.check(enqueue(driver.api, driver.stream(stream_handle(self._stream))))
-            self._stream.synchronize()
+            stream = self._stream  # another thread may be setting it
+            if stream is None:
+                stream = self._stream = cuda.stream()
+            driver.check(enqueue(driver.api, driver.stream(stream_handle(stream))))
+            stream.synchronize()
 
 
 class StagingBuffer:

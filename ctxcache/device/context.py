@@ -15,6 +15,7 @@ from typing import Any
 from numba import config, cuda
 
 from ctxcache.device.prepared import Driver
+from ctxcache.errors import DeploymentError
 
 __all__ = ["SIMULATED", "CudaDevice", "cuda", "missing_target"]
 
@@ -42,6 +43,9 @@ class CudaDevice:
     Attributes:
         ordinal: the device's number among those that the process sees.
         set_current: the driver's own call: makes a context the thread's, and answers with a code for `Driver.check`.
+
+    Raises:
+        DeploymentError: a context is current that is not the device's primary one.
     """
 
     def __init__(self) -> None:
@@ -49,7 +53,12 @@ class CudaDevice:
         self._driver: Any = None
         if SIMULATED:
             return
-        cuda.current_context()
+        try:
+            cuda.current_context()
+        except RuntimeError as error:
+            raise DeploymentError(
+                f"{error}; make the primary context of the device current (as PyTorch and CuPy do) before ops are constructed"
+            ) from error
         self._driver = _load_driver()
         self._api = self._driver.api
         self._context = self._driver.value(self._api.cuCtxGetCurrent())

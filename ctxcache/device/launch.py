@@ -6,6 +6,7 @@ which costs several microseconds each; an integer costs next to nothing and work
 
 from __future__ import annotations
 
+import threading
 import warnings
 from functools import lru_cache
 from inspect import signature
@@ -39,6 +40,9 @@ _MIN_BLOCKS_OF_RUN = 16
 _BUSY_BLOCKS = 4096
 
 _MAX_CACHED_CONFIGURATIONS = 1024
+
+_SIMULATOR = threading.RLock()
+"""The simulator runs one kernel at a time: it keeps its state in the kernels' module."""
 
 
 @lru_cache(maxsize=4096)
@@ -120,8 +124,8 @@ class Launcher:
         """
         handle = stream_handle(stream)
         if SIMULATED:
-            # The subscript only sets attributes of the kernel, so there is nothing to keep.
-            kernel[blocks, THREADS](*arguments, *_as_tuples(words))
+            with _SIMULATOR:  # the subscript only sets attributes of the kernel, so there is nothing to keep
+                kernel[blocks, THREADS](*arguments, *_as_tuples(words))
         else:
             # As `current()` does, without a generator: faster, and no interrupt finds a gap in it.
             before = self._device.displaced()
@@ -192,8 +196,8 @@ class Launcher:
         with warnings.catch_warnings():
             # Numba warns of small grids; a page-table delta is small by design.
             warnings.simplefilter("ignore")
-            self._configured[key] = kernel[blocks, THREADS, self._numba_stream(handle)]
-        return self._configured[key]
+            configured = self._configured[key] = kernel[blocks, THREADS, self._numba_stream(handle)]
+        return configured
 
 
 def _as_tuples(words: NDArray[np.int64] | None, length: int = 0) -> tuple[tuple[int, ...], ...]:

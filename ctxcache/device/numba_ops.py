@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,7 +37,7 @@ NO_TARGET = (
 )
 
 _MAX_ARENAS = 64
-"""Streams whose arena is kept; beyond that the oldest is put away."""
+"""Streams whose arena is kept; beyond that the oldest goes, and its buffer with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class NumbaDeviceOps:
 
     Raises:
         DeploymentError: on construction, where there is neither a GPU nor the simulator; names the two commands that
-            help.
+            help. Also where another context than the device's primary one is current.
     """
 
     def __init__(self, *, prepared_launches: bool = True) -> None:
@@ -82,7 +81,6 @@ class NumbaDeviceOps:
         self._launcher = launch.Launcher(device, prepared=prepared_launches)
         self._ring = StagingRing(partial(buffers.StagingBuffer, device=device))
         self._arenas: dict[int, ChangeArena] = {}
-        self._uploading = threading.Lock()
         self._slot_tables: WeakKeyDictionary[HybridCacheManager, _DeviceTable] = WeakKeyDictionary()
         self._move_tables: WeakKeyDictionary[HybridSnapshotStorage, _DeviceTable] = WeakKeyDictionary()
         self._sum_tables: WeakKeyDictionary[HybridCacheManager, _DeviceTable] = WeakKeyDictionary()
@@ -137,18 +135,17 @@ class NumbaDeviceOps:
         if not table.has_changes:
             return
         handle = stream_handle(stream)
-        with self._uploading:
-            arena = self._arena_of(handle)
-            try:
-                self._upload(table, arena, handle)
-                if handle not in self._arenas:
-                    arena.retire(handle)
-            except InvariantError:
-                raise  # found before anything was taken
-            except BaseException:
-                arena.lose()
-                table.forget_device_rows()
-                raise
+        # Taken, not shared: another upload meanwhile, in another thread or a finaliser, finds none and makes its own.
+        arena = self._arenas.pop(handle, None) or ChangeArena(self._ring)
+        try:
+            self._upload(table, arena, handle)
+            self._keep_arena(arena, handle)
+        except InvariantError:  # found before anything was taken
+            self._keep_arena(arena, handle)
+            raise
+        except BaseException:
+            table.forget_device_rows()
+            raise
 
     def reset_lengths(self, cache: HybridCacheManager, reuse_lengths: Int32s, stream: Any) -> None:
         """See `DeviceOps.reset_lengths`."""
@@ -229,7 +226,7 @@ class NumbaDeviceOps:
         table = self._sum_tables.get(cache)
         if table is None:
             rows = sum_table(cache)
-            table = self._sum_tables[cache] = self._keep_table(rows, int(rows[:, PAGE_BYTES].max()))
+            table = self._sum_tables.setdefault(cache, self._keep_table(rows, int(rows[:, PAGE_BYTES].max())))
         blocks = self._blocks_for(SUM_LANES, table.num_rows, len(pages))
         arguments = (table.address, table.num_rows, address, len(pages))
         self._launch_with(pages, self._kernels.sum_pages, blocks, stream, *arguments)
@@ -319,36 +316,32 @@ class NumbaDeviceOps:
     def _staged(self, values: NDArray[Any], stream: Any) -> Iterator[Buffer]:
         """Put values into a staging buffer for the launch inside the block, which reads it."""
         buffer = self._ring.take(values.nbytes)
-        try:
-            buffer.host[: values.nbytes] = values.reshape(-1).view(np.uint8)
-            yield buffer
-            self._ring.give_back(buffer, stream)
-        except BaseException:
-            self._ring.lose(buffer)
-            raise
+        buffer.host[: values.nbytes] = values.reshape(-1).view(np.uint8)
+        yield buffer
+        self._ring.give_back(buffer, stream)
 
-    def _arena_of(self, handle: int) -> ChangeArena:
-        if is_per_thread(handle):  # another stream in every thread, so that its uploads cannot share a buffer
-            return ChangeArena(self._ring)
-        arena = self._arenas.get(handle)
-        if arena is None:
-            if len(self._arenas) >= _MAX_ARENAS:
-                self._arenas.pop(next(iter(self._arenas))).lose()
-            arena = self._arenas[handle] = ChangeArena(self._ring)
-        return arena
+    def _keep_arena(self, arena: ChangeArena, handle: int) -> None:
+        """Keep the arena for the stream's next upload, or mark its buffer and give it back where it has no next."""
+        # The per-thread default stream is another stream in every thread, so that uploads on it cannot share a buffer.
+        if is_per_thread(handle) or self._arenas.setdefault(handle, arena) is not arena:
+            arena.retire(handle)
+        excess = len(self._arenas) - _MAX_ARENAS
+        for oldest in list(self._arenas)[: max(excess, 0)]:
+            self._arenas.pop(oldest, None)
 
     def _slot_table(self, cache: HybridCacheManager) -> _DeviceTable:
         table = self._slot_tables.get(cache)
         if table is None:
             rows = slot_table(cache)
-            table = self._slot_tables[cache] = self._keep_table(rows, int(rows[:, 1].max()))
+            table = self._slot_tables.setdefault(cache, self._keep_table(rows, int(rows[:, 1].max())))
         return table
 
     def _move_table(self, storage: HybridSnapshotStorage) -> _DeviceTable:
         table = self._move_tables.get(storage)
         if table is None:
             rows = move_table(storage)
-            table = self._move_tables[storage] = self._keep_table(rows, longest_run(rows, storage.tokens_per_page))
+            kept = self._keep_table(rows, longest_run(rows, storage.tokens_per_page))
+            table = self._move_tables.setdefault(storage, kept)
         return table
 
     def _keep_table(self, rows: NDArray[np.int64], longest: int) -> _DeviceTable:

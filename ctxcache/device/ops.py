@@ -89,8 +89,8 @@ class HiddenRow:
 class DeviceOps(Protocol):
     """All device work of the coordinator. See the module's docstring for what every op promises.
 
-    Ops may have an attribute `device_ordinal`, the device that they work on: arrays and resources of another one are refused
-    then; see `device_ordinal_of`.
+    Ops may have an attribute `device_ordinal`, the device that they work on: pools that are lent and resources of a coordinator
+    that lie on another one are refused then; see `device_ordinal_of`.
     """
 
     def operation(self, name: str) -> None:

@@ -81,6 +81,16 @@ def check_devices(ops: DeviceOps, kind: ContextCacheDeploymentKind, resources: C
             )
 
 
+def check_successor(ops: DeviceOps, present: DeviceOps) -> None:
+    """Check that ops work on the same device as those that they replace, where both say it; `DeploymentError` otherwise."""
+    new, old = device_ordinal_of(ops), device_ordinal_of(present)
+    if None not in (new, old) and new != old:
+        raise DeploymentError(
+            f"the new device ops work on device {new} and the present ones on device {old}, where the snapshots lie; wrap the "
+            "present ones"
+        )
+
+
 def _check_cache(role: str, engine: EngineConfig, cache: HybridCacheManager) -> None:
     if not isinstance(cache, HybridCacheManager):
         raise DeploymentError(f"the {role} cache is a {type(cache).__name__}; pass a HybridCacheManager")

@@ -41,46 +41,58 @@ class Buffer(Protocol):
 class StagingRing:
     """Buffers in the order of their last use. Only one whose mark the device has passed is written again. For any thread.
 
-    While earlier uploads are outstanding the ring grows instead of waiting, up to `_MAX_BUFFERS` buffers; a stream that
-    is further behind than that is waited for.
+    While earlier uploads are outstanding the ring grows instead of waiting, up to `_MAX_BUFFERS` buffers. Where all of them are
+    still to be read, the oldest is waited for.
+
+    A buffer that was taken and is not given back, because its launch failed or was interrupted, may or may not have a reader:
+    it is kept alive, and never written again.
     """
 
     def __init__(self, make_buffer: Callable[[int], Buffer]) -> None:
         self._make_buffer = make_buffer
         self._lock = threading.Lock()
         self._buffers: deque[Buffer] = deque()
-        self._lost: list[Buffer] = []
+        self._taken: dict[int, Buffer] = {}
 
     def __len__(self) -> int:
         return len(self._buffers)
 
     def take(self, num_bytes: int) -> Buffer:
-        """Return a buffer of at least `num_bytes` that nothing reads. Follow with `give_back` or `lose`."""
+        """Return a buffer of at least `num_bytes` that nothing reads. Follow with `give_back` once its reader is enqueued."""
         with self._lock:
-            if self._buffers and self._oldest_is_free():
-                oldest = self._buffers.popleft()
-                if oldest.capacity >= num_bytes:
-                    return oldest
-        return self._make_buffer(max(_MIN_BYTES, 1 << (num_bytes - 1).bit_length()))
+            buffer, is_idle = self._next()
+            if buffer is not None:
+                self._taken[id(buffer)] = buffer
+        if buffer is not None:
+            if not is_idle:
+                buffer.wait()
+            if buffer.capacity >= num_bytes:
+                return buffer
+            del self._taken[id(buffer)]
+        buffer = self._make_buffer(max(_MIN_BYTES, 1 << (num_bytes - 1).bit_length()))
+        self._taken[id(buffer)] = buffer
+        return buffer
 
     def give_back(self, buffer: Buffer, stream: Any) -> None:
         """Return a buffer whose reader has been enqueued on `stream`."""
         buffer.mark_used(stream)
         with self._lock:
             self._buffers.append(buffer)
+            del self._taken[id(buffer)]
 
-    def lose(self, buffer: Buffer) -> None:
-        """Put away a buffer whose reader may or may not have been enqueued: kept alive, never written again."""
-        self._lost.append(buffer)
-
-    def _oldest_is_free(self) -> bool:
-        oldest = self._buffers[0]
-        if oldest.is_idle():
-            return True
+    def _next(self) -> tuple[Buffer | None, bool]:
+        """Remove the buffer to use next, and say whether its mark has been passed; `None` where a new one is to be made."""
+        if not self._buffers:
+            return None, True
+        if self._buffers[0].is_idle():
+            return self._buffers.popleft(), True
         if len(self._buffers) < _MAX_BUFFERS:
-            return False
-        oldest.wait()
-        return True
+            return None, True
+        for buffer in self._buffers:  # those of other streams may be idle behind the oldest
+            if buffer.is_idle():
+                self._buffers.remove(buffer)
+                return buffer, True
+        return self._buffers.popleft(), False
 
 
 class ChangeArena:
@@ -114,17 +126,6 @@ class ChangeArena:
 
     def retire(self, stream: Any) -> None:
         """Mark the buffer on the stream behind its readers, and give it back."""
-        if self._buffer is None:
-            return
         buffer, self._buffer = self._buffer, None
-        try:
+        if buffer is not None:
             self._ring.give_back(buffer, stream)
-        except BaseException:
-            self._ring.lose(buffer)
-            raise
-
-    def lose(self) -> None:
-        """Put the buffer away: a reader may or may not have been enqueued."""
-        if self._buffer is not None:
-            self._ring.lose(self._buffer)
-            self._buffer = None
