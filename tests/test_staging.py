@@ -50,6 +50,13 @@ class SlowBuffer(StagingBuffer):
         self.reading = False
 
 
+def ops_on_slow_buffers() -> NumbaDeviceOps:
+    """Ops whose staging buffers are read when the test says so."""
+    ops = NumbaDeviceOps()
+    ops._ring = StagingRing(SlowBuffer)
+    return ops
+
+
 def kept(ring: StagingRing) -> list[Any]:
     """The buffers that were taken and not given back, which the ring keeps alive."""
     return list(ring._taken.values())
@@ -135,8 +142,7 @@ def test_a_lost_buffer_is_kept_and_never_used_again(made: list[SlowBuffer]) -> N
 
 def test_uploads_behind_a_slow_stream_leave_earlier_buffers_alone(made: list[SlowBuffer]) -> None:
     """Every op that stages host values takes a new buffer while the stream has not read the earlier ones."""
-    ops = NumbaDeviceOps()
-    ops._ring = StagingRing(SlowBuffer)
+    ops = ops_on_slow_buffers()
     table = KVPageTable(2, 4, 9, device_ops=ops)
     cache = HybridCacheManager(hybrid_engine(max_batch_size=MANY), None, device_ops=ops)
     mapping = ops.allocate((MANY,), "int32")
@@ -157,8 +163,7 @@ def test_uploads_behind_a_slow_stream_leave_earlier_buffers_alone(made: list[Slo
 
 def test_short_runs_travel_with_their_launch(made: list[SlowBuffer]) -> None:
     """Lengths, mapping and slots of a usual batch need no buffer, so that nothing has to be kept until they are read."""
-    ops = NumbaDeviceOps()
-    ops._ring = StagingRing(SlowBuffer)
+    ops = ops_on_slow_buffers()
     cache = HybridCacheManager(hybrid_engine(), None, device_ops=ops)
     mapping = ops.allocate((3,), "int32")
     ops.reset_lengths(cache, ints(4, 5), None)
@@ -209,9 +214,8 @@ def test_a_full_buffer_that_cannot_be_marked_is_lost(made: list[SlowBuffer], mon
 
 
 def test_uploads_on_many_streams_keep_a_bounded_number_of_arenas(made: list[SlowBuffer]) -> None:
-    """A runtime with a new stream for each request does not gather pinned memory: the oldest arena is put away."""
-    ops = NumbaDeviceOps()
-    ops._ring = StagingRing(SlowBuffer)
+    """With a new stream for each request the oldest arena is put away; its buffer may still be read, and stays alive."""
+    ops = ops_on_slow_buffers()
     table = KVPageTable(1, 2, 200, device_ops=ops)
     for turn in range(100):
         table.set_row(0, [turn])
@@ -223,8 +227,7 @@ def test_uploads_on_many_streams_keep_a_bounded_number_of_arenas(made: list[Slow
 
 def test_uploads_on_the_per_thread_default_stream_share_no_buffer(made: list[SlowBuffer]) -> None:
     """Its handle is another stream in every thread: each upload has a buffer of its own, with a mark behind its reader."""
-    ops = NumbaDeviceOps()
-    ops._ring = StagingRing(SlowBuffer)
+    ops = ops_on_slow_buffers()
     tables = [KVPageTable(1, 4, 100, device_ops=ops) for _ in range(3)]
 
     def upload(table: KVPageTable, page: int) -> None:
@@ -246,8 +249,7 @@ def test_uploads_on_the_per_thread_default_stream_share_no_buffer(made: list[Slo
 
 def test_an_upload_inside_an_upload_has_a_buffer_of_its_own(made: list[SlowBuffer]) -> None:
     """A finaliser or signal handler that uploads while an upload on the same stream is under way disturbs nothing."""
-    ops = NumbaDeviceOps()
-    ops._ring = StagingRing(SlowBuffer)
+    ops = ops_on_slow_buffers()
     outer, inner = (KVPageTable(1, 4, 100, device_ops=ops) for _ in range(2))
     inner.set_row(0, [7, 8])
     outer.set_row(0, [1, 2, 3])
@@ -267,8 +269,7 @@ def test_an_upload_inside_an_upload_has_a_buffer_of_its_own(made: list[SlowBuffe
 
 def test_a_broken_row_costs_no_buffer(made: list[SlowBuffer]) -> None:
     """What is refused before anything is enqueued leaves the stream its buffer."""
-    ops = NumbaDeviceOps()
-    ops._ring = StagingRing(SlowBuffer)
+    ops = ops_on_slow_buffers()
     table = KVPageTable(1, 4, 100, device_ops=ops)
     for turn in range(4):
         table.set_row(0, [turn])
@@ -342,8 +343,7 @@ class YieldingBuffer(SlowBuffer):
 
 def test_more_changes_than_an_arena_has_room_for_get_a_larger_buffer(made: list[SlowBuffer]) -> None:
     """A table of 40,000 entries goes up in one launch, and right."""
-    ops = NumbaDeviceOps()
-    ops._ring = StagingRing(SlowBuffer)
+    ops = ops_on_slow_buffers()
     table = KVPageTable(8, 5000, 40_000, device_ops=ops)
     table.set_row(0, [1, 2])
     table.upload(None)
@@ -369,8 +369,7 @@ def test_loading_the_kernels_changes_nothing() -> None:
 
 def test_a_launch_that_fails_loses_its_buffer(made: list[SlowBuffer]) -> None:
     """The error reaches the caller, the buffer is put away, and the next op works."""
-    ops = NumbaDeviceOps()
-    ops._ring = StagingRing(SlowBuffer)
+    ops = ops_on_slow_buffers()
     cache = HybridCacheManager(hybrid_engine(max_batch_size=MANY), None, device_ops=ops)
     launch_kernel = ops._launcher.launch
 

@@ -37,7 +37,7 @@ NO_TARGET = (
 )
 
 _MAX_ARENAS = 64
-"""Streams whose arena is kept; beyond that the oldest goes, and its buffer with it."""
+"""Streams whose arena is kept; beyond that the oldest goes. Its buffer may still be read: the ring keeps it alive, unused."""
 
 
 @dataclass(frozen=True, slots=True)
