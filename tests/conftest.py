@@ -42,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     StreamedOps.stream = make_stream(kind)
     StreamedOps.spin_ms = config.getoption("--gpu-spin-ms")
     RUN.stream = StreamedOps.stream
+    RUN.make_stream = lambda: make_stream(kind)
     RUN.occupy = lambda: spin(StreamedOps.stream, StreamedOps.spin_ms)
     # Before a test module imports it: where a test asks for ops of the host, it gets the GPU's.
     ctxcache.NumpyDeviceOps = StreamedOps  # type: ignore[misc,assignment]

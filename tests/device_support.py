@@ -29,9 +29,10 @@ A, R = LayerType.ATTENTION, LayerType.RECURRENT
 
 @dataclass
 class Run:
-    """What `--gpu-stream` chose: the stream that ops work on, and how to keep it busy."""
+    """What `--gpu-stream` chose: the stream that ops work on, how to make another, and how to keep the first busy."""
 
     stream: Any = None
+    make_stream: Callable[[], Any] = lambda: None
     occupy: Callable[[], None] = lambda: None
 
 
@@ -41,6 +42,11 @@ RUN = Run()
 def stream_of_run() -> Any:
     """The stream that the ops of this run work on; `None` unless a GPU run chose one."""
     return RUN.stream
+
+
+def another_stream() -> Any:
+    """A new stream of the run's kind; `None` unless a GPU run chose one."""
+    return RUN.make_stream()
 
 
 def keep_busy() -> None:

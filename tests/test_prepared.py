@@ -10,7 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_support import build_rig, even_engine, hybrid_engine, ints, jobs, mtp_deployment, stream_of_run
+from device_support import (
+    another_stream,
+    build_rig,
+    even_engine,
+    hybrid_engine,
+    ints,
+    jobs,
+    mtp_deployment,
+    stream_of_run,
+)
 
 from ctxcache.device.compiled_checks import are_sound_jobs
 from ctxcache.device.numba_ops import NumbaDeviceOps
@@ -127,6 +136,24 @@ def test_threads_do_not_mix_their_arguments() -> None:
     assert sorted(values for _, _, values, _ in api.launches) == [[v] * 4 for v in range(4) for _ in range(500)]
 
 
+def test_a_launch_inside_a_launch_leaves_both_whole() -> None:
+    """A finaliser or signal handler that launches the same kernel neither waits for the launch it interrupts nor spoils it."""
+    api = FakeApi()
+    api.num_arguments = 3
+    kernel = PreparedKernel(Driver(api), 1, 2, 1)
+
+    class Interrupted:
+        """An argument that is read only after the first has been put in place."""
+
+        def __index__(self) -> int:
+            kernel.launch((1, 1, 1), 1, 0, (7, 8), np.array([9]))
+            return 2
+
+    for _ in range(2):
+        kernel.launch((1, 1, 1), 1, 0, (1, Interrupted()), np.array([3]))  # type: ignore[arg-type]
+    assert [values for _, _, values, _ in api.launches] == [[7, 8, 9], [1, 2, 3]] * 2
+
+
 def test_compiled_and_described_compiled_checks_agree() -> None:
     """Whatever the jobs: the compiled check says no exactly where the slow one has something to say."""
     rig = build_rig(NumbaDeviceOps(), mtp_deployment(hybrid_engine("bfloat16")))
@@ -148,19 +175,22 @@ def test_compiled_and_described_compiled_checks_agree() -> None:
     assert are_sound_jobs(np.empty((6, 0), np.int32), (1,) * 6, True)
 
 
-def test_threads_use_one_ops_at_once() -> None:
-    """Each in its own stream and arrays, on a GPU and under the simulator; what both need of a cache is made once."""
+@pytest.mark.parametrize("sharing", ["streams_apart", "one_stream"])
+def test_threads_use_one_ops_at_once(sharing: str) -> None:
+    """Each with its own arrays, on a GPU and under the simulator; what all need of a cache is made once."""
     ops = NumbaDeviceOps()
     rig = build_rig(ops, even_engine(), num_bytes=1 << 16)
     targets = [ops.allocate((64,), "int32") for _ in range(3)]
+    streams = [stream_of_run() if sharing == "one_stream" else another_stream() for _ in range(3)]
     start = threading.Barrier(3)
 
     def work(number: int) -> None:
+        stream = streams[number]
         start.wait()
         for turn in range(10):
-            ops.upload_mapping(np.full(64, 100 * number + turn, np.int32), targets[number], stream_of_run())
-            ops.zero_recurrent(rig.base, ints(number), stream_of_run())
-            ops.synchronize(stream_of_run(), None)
+            ops.upload_mapping(np.full(64, 100 * number + turn, np.int32), targets[number], stream)
+            ops.zero_recurrent(rig.base, ints(number), stream)
+            ops.synchronize(stream, None)
             assert (ops.to_host(targets[number]) == 100 * number + turn).all()
 
     with ThreadPoolExecutor(3) as pool:

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxcache.device.arrays import check_int32_array, check_same_layout, view_array
 from ctxcache.device.caches import check_batches, check_lengths
-from ctxcache.device.descriptors import SLOT_FIELDS, longest_run, move_table, slot_table
+from ctxcache.device.descriptors import SLOT_FIELDS, DeviceTables, describe_moves, describe_slots
 from ctxcache.device.inline import INLINE_INTS, NO_WORDS, as_words
 from ctxcache.device.ops import HiddenRow, Int32s, SnapshotJobs, StreamSynchronizer, as_int32s, storage_dtype
 from ctxcache.device.snapshots import check_hidden_row, check_jobs, check_slots
 from ctxcache.device.staging import Buffer, ChangeArena, StagingRing
 from ctxcache.device.streams import is_per_thread, stream_handle
-from ctxcache.device.sums import PAGE_BYTES, SUM_LANES, check_pages, sum_table
+from ctxcache.device.sums import SUM_LANES, check_pages, describe_pages
 from ctxcache.errors import ContractError, DeploymentError, InvariantError
 
 if TYPE_CHECKING:
@@ -38,16 +36,6 @@ NO_TARGET = (
 
 _MAX_ARENAS = 64
 """Streams whose arena is kept; beyond that the oldest goes. Its buffer may still be read: the ring keeps it alive, unused."""
-
-
-@dataclass(frozen=True, slots=True)
-class _DeviceTable:
-    """A descriptor table on the device."""
-
-    array: Any
-    address: int
-    num_rows: int
-    longest_run: int
 
 
 class NumbaDeviceOps:
@@ -81,9 +69,9 @@ class NumbaDeviceOps:
         self._launcher = launch.Launcher(device, prepared=prepared_launches)
         self._ring = StagingRing(partial(buffers.StagingBuffer, device=device))
         self._arenas: dict[int, ChangeArena] = {}
-        self._slot_tables: WeakKeyDictionary[HybridCacheManager, _DeviceTable] = WeakKeyDictionary()
-        self._move_tables: WeakKeyDictionary[HybridSnapshotStorage, _DeviceTable] = WeakKeyDictionary()
-        self._sum_tables: WeakKeyDictionary[HybridCacheManager, _DeviceTable] = WeakKeyDictionary()
+        self._slot_tables = DeviceTables(describe_slots, self._memory)
+        self._move_tables = DeviceTables(describe_moves, self._memory)
+        self._sum_tables = DeviceTables(describe_pages, self._memory)
 
     @property
     def device_ordinal(self) -> int:
@@ -168,7 +156,7 @@ class NumbaDeviceOps:
         """See `DeviceOps.zero_recurrent`."""
         cold = as_int32s("slots", slots)
         check_slots(cache, cold)
-        table = self._slot_table(cache)
+        table = self._slot_tables.of(cache)
         num_rows = table.num_rows - 1  # the first row, the lengths, is no state
         if not len(cold) or not num_rows:
             return
@@ -197,7 +185,7 @@ class NumbaDeviceOps:
         check_batches(cache, old_batch, new_batch)
         address = self._device_address("mapping", check_int32_array("mapping", mapping, old_batch))
         if 0 < new_batch < old_batch:
-            table = self._slot_table(cache)
+            table = self._slot_tables.of(cache)
             blocks = self._blocks_for(-(-table.longest_run // 16), table.num_rows)
             arguments = (table.address, table.num_rows, address, old_batch)
             self._launch(self._kernels.compact_slots, blocks, stream, *arguments)
@@ -223,10 +211,7 @@ class NumbaDeviceOps:
         address = self._device_address("sums", view)
         if not len(pages) or not cache.kv_pools:
             return
-        table = self._sum_tables.get(cache)
-        if table is None:
-            rows = sum_table(cache)
-            table = self._sum_tables.setdefault(cache, self._keep_table(rows, int(rows[:, PAGE_BYTES].max())))
+        table = self._sum_tables.of(cache)
         blocks = self._blocks_for(SUM_LANES, table.num_rows, len(pages))
         arguments = (table.address, table.num_rows, address, len(pages))
         self._launch_with(pages, self._kernels.sum_pages, blocks, stream, *arguments)
@@ -262,7 +247,7 @@ class NumbaDeviceOps:
         num_jobs = jobs.shape[1]
         if not num_jobs:
             return
-        table = self._move_table(storage)
+        table = self._move_tables.of(storage)
         blocks = self._blocks_for_runs(table.longest_run, table.num_rows, num_jobs)
         arguments = (table.address, table.num_rows, int(restoring), num_jobs)
         self._launch_with(jobs, self._kernels.move_snapshots, blocks, stream, *arguments)
@@ -328,26 +313,6 @@ class NumbaDeviceOps:
         excess = len(self._arenas) - _MAX_ARENAS
         for oldest in list(self._arenas)[: max(excess, 0)]:
             self._arenas.pop(oldest, None)
-
-    def _slot_table(self, cache: HybridCacheManager) -> _DeviceTable:
-        table = self._slot_tables.get(cache)
-        if table is None:
-            rows = slot_table(cache)
-            table = self._slot_tables.setdefault(cache, self._keep_table(rows, int(rows[:, 1].max())))
-        return table
-
-    def _move_table(self, storage: HybridSnapshotStorage) -> _DeviceTable:
-        table = self._move_tables.get(storage)
-        if table is None:
-            rows = move_table(storage)
-            kept = self._keep_table(rows, longest_run(rows, storage.tokens_per_page))
-            table = self._move_tables.setdefault(storage, kept)
-        return table
-
-    def _keep_table(self, rows: NDArray[np.int64], longest: int) -> _DeviceTable:
-        array = self.allocate(rows.shape, "int64")
-        self.to_device(array, rows)
-        return _DeviceTable(array, view_array(array).address, len(rows), longest)
 
 
 def _load_target() -> tuple[ModuleType, ModuleType, ModuleType, ModuleType]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,6 +72,26 @@ class Driver:
         return True
 
 
+class _Arguments:
+    """Memory that the driver reads a launch's parameters from, each through a pointer.
+
+    Attributes:
+        values: every parameter, int64.
+        words: the last of them, a view.
+        address: of the pointers, for the driver.
+    """
+
+    __slots__ = ("_pointers", "address", "values", "words")
+
+    def __init__(self, num_arguments: int, num_words: int) -> None:
+        count = num_arguments + num_words
+        self.values: Any = np.zeros(count, np.int64)
+        self.words: NDArray[np.int64] = self.values[num_arguments:]
+        first = int(self.values.ctypes.data)
+        self._pointers = (ctypes.c_void_p * count)(*(first + 8 * i for i in range(count)))
+        self.address = ctypes.addressof(self._pointers)
+
+
 class PreparedKernel:
     """One compiled kernel whose parameters are all int64.
 
@@ -84,9 +103,7 @@ class PreparedKernel:
         owner: whatever keeps the handle valid.
     """
 
-    __slots__ = (
-        "_driver", "_function", "_launch", "_lock", "_owner", "_pack", "_parameters", "_pointers", "_values", "_words",
-    )  # fmt: skip
+    __slots__ = ("_driver", "_free", "_function", "_launch", "_num_arguments", "_num_words", "_owner", "_pack")
 
     def __init__(
         self, driver: Driver, function: int, num_arguments: int, num_words: int = 0, *, owner: Any = None
@@ -95,15 +112,10 @@ class PreparedKernel:
         self._function = driver.api.CUfunction(function)
         self._launch = driver.api.cuLaunchKernel
         self._owner = owner
-        # The driver reads each argument through a pointer, and has copied them all when the call returns.
-        num_parameters = num_arguments + num_words
-        self._values: Any = np.zeros(num_parameters, np.int64)
-        first = int(self._values.ctypes.data)
-        self._pointers = (ctypes.c_void_p * num_parameters)(*(first + 8 * i for i in range(num_parameters)))
-        self._parameters = ctypes.addressof(self._pointers)
+        self._num_arguments = num_arguments
+        self._num_words = num_words
         self._pack = struct.Struct(f"{num_arguments}q").pack_into
-        self._words = self._values[num_arguments:]
-        self._lock = threading.Lock()
+        self._free: list[_Arguments] = []
 
     def launch(
         self,
@@ -119,9 +131,14 @@ class PreparedKernel:
             DeviceError: the driver refused; the kernel is not enqueued.
         """
         stream = self._driver.stream(handle)
-        with self._lock:  # the call lets other threads run while it still reads the arguments
-            self._pack(self._values, 0, *arguments)
-            if words is not None:
-                self._words[: len(words)] = words
-            result = self._launch(self._function, *blocks, threads, 1, 1, 0, stream, self._parameters, 0)
+        # Taken, not shared: a launch meanwhile, in another thread, a finaliser or a signal handler, takes memory of its own.
+        try:
+            taken = self._free.pop()
+        except IndexError:
+            taken = _Arguments(self._num_arguments, self._num_words)
+        self._pack(taken.values, 0, *arguments)
+        if words is not None:
+            taken.words[: len(words)] = words
+        result = self._launch(self._function, *blocks, threads, 1, 1, 0, stream, taken.address, 0)
+        self._free.append(taken)  # the driver copied what it points to before the call returned
         self._driver.check(result)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ctxcache.device.arrays import ArrayView, view_array
 from ctxcache.device.compiled_checks import are_within
+from ctxcache.device.descriptors import Descriptors
 from ctxcache.device.ops import Int32s, as_int32s
 from ctxcache.errors import ContractError
 
@@ -74,11 +75,11 @@ def check_pages(cache: HybridCacheManager, page_ids: Any, sums: Any) -> tuple[In
     return pages, view
 
 
-def sum_table(cache: HybridCacheManager) -> NDArray[np.int64]:
+def describe_pages(cache: HybridCacheManager) -> Descriptors:
     """Return the table of a cache's pools, `int64[layers, PAGE_FIELDS]`."""
     views = [view_array(pool) for pool in cache.kv_pools]
     rows = [(view.address, view.nbytes // 2, view.nbytes // 2 // cache.num_pages) for view in views]
-    return np.array(rows, np.int64).reshape(-1, PAGE_FIELDS)
+    return Descriptors(np.array(rows, np.int64).reshape(-1, PAGE_FIELDS))
 
 
 def sum_on_host(halves: list[NDArray[np.uint8]]) -> NDArray[np.int64]:
