@@ -91,7 +91,11 @@ class CoordinatorSession:
 
     @property
     def handle(self) -> RequestHandle:
-        """The handle of the request."""
+        """The handle of the request.
+
+        Raises:
+            ContractError: the `with` block was not entered, or the request was refused there.
+        """
         if self._handle is None:
             raise ContractError("the session has no request yet; enter its with block first")
         return self._handle
@@ -103,12 +107,14 @@ class CoordinatorSession:
 
     @property
     def prefill_starts(self) -> list[int]:
-        """For each sequence the token offset at which prefill begins."""
+        """For each sequence the token offset at which prefill begins; `ContractError` as for `handle`."""
+        _ = self.handle  # refuses while there is none
         return list(self._prefill_starts)
 
     @property
     def active(self) -> list[int]:
-        """Original indices of the sequences that still decode, in slot order."""
+        """Original indices of the sequences that still decode, in slot order; `ContractError` as for `handle`."""
+        _ = self.handle  # refuses while there is none
         return list(self._active)
 
     def __enter__(self) -> Self:
@@ -144,7 +150,7 @@ class CoordinatorSession:
     def prefill_enqueued(self) -> None:
         """Say that the whole prefill is enqueued, before the runtime synchronises: checkpoints are captured here.
 
-        Without recurrent layers this does nothing. Where it is left out, prompts get no checkpoint.
+        Without recurrent layers this does nothing. Where it is left out, prompts get no checkpoint, and nothing says so.
         """
         self._coordinator.enqueue_prefill_captures(self.handle).raise_for_status()
 

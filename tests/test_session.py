@@ -96,8 +96,23 @@ def test_wrong_counts_are_refused_and_the_session_goes_on() -> None:
         assert s.decoded([[7], [7]]) is None
     with pytest.raises(ContractError, match="2 sequences"):
         h.coordinator.session([T(5), U(5)], key_extras=[BlockKeyExtras()])
-    with pytest.raises(ContractError, match="with block"):
-        _ = h.coordinator.session([T(5)]).handle
+
+
+@pytest.mark.parametrize("name", ["handle", "prefill_starts", "active"])
+def test_there_is_no_request_before_the_block_and_its_answers_stay_behind_it(name: str) -> None:
+    """What belongs to a request is refused before the block is entered, or where it was refused; later it stays readable."""
+    h = small()
+    session = h.coordinator.session([T(5)])
+    with pytest.raises(ContractError, match="enter its with block first"):
+        getattr(session, name)
+    with session:
+        inside = getattr(session, name)
+        refused = h.coordinator.session([T(5)])
+        with pytest.raises(RequestFailedError):
+            refused.__enter__()
+        with pytest.raises(ContractError, match="enter its with block first"):
+            getattr(refused, name)
+    assert getattr(session, name) == inside
 
 
 def test_options_reach_the_admission() -> None:
