@@ -291,7 +291,7 @@ def test_doctor_does_not_send_an_old_driver_to_the_extra(machine, packages) -> N
     old = Driver((12, 4), (Gpu("NVIDIA A100", 8, 0, 79.2),))
     advice = [line for found in machine(old, packages) for line in found.advice]
     assert any("'numba-cuda[cu12]>=0.30' 'cuda-toolkit==12.4.*'" in line for line in advice)
-    assert not any("ctxcache[gpu]" in line for line in advice)
+    assert not any(".[gpu]" in line for line in advice)
 
 
 def test_doctor_says_how_to_use_a_gpu_without_numba_cuda(machine) -> None:
@@ -299,19 +299,26 @@ def test_doctor_says_how_to_use_a_gpu_without_numba_cuda(machine) -> None:
     absent = dict.fromkeys((*WHEELS, "nvidia-cuda-nvcc-cu12", "nvidia-cuda-nvrtc-cu12"))
     findings = machine(H200, absent)
     assert finding("numba-cuda", findings).status is Status.BROKEN
-    assert "ctxcache[gpu]" in finding("numba-cuda", findings).advice[0]
+    assert finding("numba-cuda", findings).advice == ("pip install '.[gpu]' in ctxcache's repository",)
     assert "CUDA_HOME" in finding("cuda wheels", findings).advice[1]
     findings = machine(NO_GPU, absent)
     assert finding("numba-cuda", findings).status is Status.ABSENT
     assert finding("cuda wheels", findings).status is Status.ABSENT
 
 
-def test_doctor_says_what_helps_where_there_is_neither_gpu_nor_simulator(machine) -> None:
-    """Without both: the simulator's variable, the `gpu` extra, and the host's own device ops."""
-    device = finding("device", machine(NO_GPU))
+@pytest.mark.parametrize(
+    ("numba_cuda", "remedy", "not_said"),
+    [(None, "pip install '.[gpu]'", "nvidia-smi"), ("0.30.4", "nvidia-smi", "pip")],
+)
+def test_doctor_says_what_helps_where_there_is_neither_gpu_nor_simulator(
+    machine, numba_cuda: str | None, remedy: str, not_said: str
+) -> None:
+    """Without both: the simulator's variable, the `gpu` extra or, where it is there, the driver; the host's own device ops."""
+    device = finding("device", machine(NO_GPU, {"numba-cuda": numba_cuda}))
     assert device.status is Status.NOTE
     assert "export NUMBA_ENABLE_CUDASIM=1" in device.advice[0]
-    assert "ctxcache[gpu]" in device.advice[1]
+    assert remedy in device.advice[1]
+    assert not_said not in device.advice[1]
     assert "NumpyDeviceOps" in device.advice[2]
     assert device.verdict == "Ready for the host only."
 

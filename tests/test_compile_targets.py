@@ -14,7 +14,7 @@ import pytest
 
 INSTALL = (
     "numba-cuda and NVIDIA's compiler are needed to compile the kernels, with or without a GPU: "
-    "pip install 'ctxcache[gpu]', or pip install 'numba-cuda[cu13]>=0.30' 'cuda-toolkit<13.1' 'numpy<2.5'"
+    "pip install '.[gpu]' in the repository, or pip install 'numba-cuda[cu13]>=0.30' 'cuda-toolkit<13.1' 'numpy<2.5'"
 )
 
 ROOT = Path(__file__).parent.parent

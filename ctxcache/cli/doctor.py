@@ -30,7 +30,10 @@ _COMPILER_WHEELS = (
     "nvidia-cuda-nvrtc-cu12",
 )
 """What emits PTX; a driver refuses PTX of a newer minor version than its own."""
-_INSTALL_GPU = "pip install 'ctxcache[gpu]'"
+_INSTALL_GPU = "pip install '.[gpu]' in ctxcache's repository"
+_MEND_DRIVER = (
+    "install or mend its driver until nvidia-smi lists it, and see that CUDA_VISIBLE_DEVICES does not hide it"
+)
 _EXTRA_FROM = (13, 0)
 """The oldest CUDA of a driver that the extra's compiler wheels are for."""
 _USE_SIMULATOR = f"export {_SIMULATOR_VARIABLE}=1 before Python starts: kernels then run in Numba's simulator, slowly"
@@ -172,7 +175,7 @@ def _numba_cache() -> Finding:
     try:
         place = FunctionCache(validate_context_cache_deployment)._cache_path  # type: ignore[no-untyped-call,unused-ignore]  # noqa: SLF001
     except RuntimeError:
-        advice = "set NUMBA_CACHE_DIR to a folder that can be written; without one each process compiles anew, up to a minute"
+        advice = "set NUMBA_CACHE_DIR to a folder that can be written; without one each process compiles anew, a minute or more"
         return Finding("numba cache", Status.NOTE, "no writable place for compiled code", (advice,))
     return Finding("numba cache", Status.OK, str(place))
 
@@ -245,7 +248,7 @@ def _device(driver: Driver) -> Finding:
         return Finding("device", Status.OK, f"GPU: {driver.gpus[0].name}", (), "Kernels run on the GPU.")
     advice = (
         _USE_SIMULATOR,
-        f"on a machine with an NVIDIA driver: {_INSTALL_GPU}",
+        f"on a machine with an NVIDIA GPU: {_INSTALL_GPU if version_of('numba-cuda') is None else _MEND_DRIVER}",
         "with device_ops=NumpyDeviceOps() everything lives on the host and needs neither",
     )
     return Finding("device", Status.NOTE, "neither a GPU nor the simulator", advice, "Ready for the host only.")

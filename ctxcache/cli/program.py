@@ -239,7 +239,8 @@ def _parser() -> argparse.ArgumentParser:
         "warmup",
         help="compile everything, for the processes that come",
         description="Compile all code of the host and keep it on disk, where a folder for it can be written: for an image "
-        "that is built, or a machine that is set up. Takes up to a minute the first time.",
+        "that is built, or a machine that is set up. The first time takes about a minute on an idle core, longer on a slow or "
+        "busy one.",
     )
     warm_up.add_argument("--json", action="store_true", help="print JSON")
     _add_bench(subparsers)
