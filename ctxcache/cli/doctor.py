@@ -175,7 +175,10 @@ def _numba_cache() -> Finding:
     try:
         place = FunctionCache(validate_context_cache_deployment)._cache_path  # type: ignore[no-untyped-call,unused-ignore]  # noqa: SLF001
     except RuntimeError:
-        advice = "set NUMBA_CACHE_DIR to a folder that can be written; without one each process compiles anew, a minute or more"
+        advice = (
+            "set NUMBA_CACHE_DIR to a folder that can be written; without one each process compiles anew, about a minute on an "
+            "idle core"
+        )
         return Finding("numba cache", Status.NOTE, "no writable place for compiled code", (advice,))
     return Finding("numba cache", Status.OK, str(place))
 
