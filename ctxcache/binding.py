@@ -13,6 +13,8 @@ from ctxcache.batch import Batch
 from ctxcache.boundaries import SnapshotSlots, snapshot_jobs
 from ctxcache.config import ContextCacheConfig, DeploymentConfig
 from ctxcache.core import Flags
+from ctxcache.device.arrays import Home
+from ctxcache.device.caches import home_of
 from ctxcache.device.ops import DeviceOps, SnapshotJobs, StreamSynchronizer
 from ctxcache.device.page_table import KVPageTable
 from ctxcache.device.resources import ContextCachePhysicalResources, check_devices, check_resources
@@ -71,6 +73,11 @@ class DeviceBinding:
         self.row_pages = base.pages_per_sequence
         self.draft_row_pages = self.row_pages if draft is None else draft.pages_per_sequence
         self._tokens_per_page = base.tokens_per_page
+
+    @property
+    def home(self) -> Home:
+        """Where the coordinator's ops work, so where the arrays that a caller lends for one operation have to lie."""
+        return home_of(self.link.ops, self.link.resources.base_cache)
 
     def bind(self, owner: object) -> None:
         """Claim every resource for one live coordinator, all or none.

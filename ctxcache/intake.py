@@ -21,6 +21,7 @@ from ctxcache.admission import (
 )
 from ctxcache.arguments import as_plain
 from ctxcache.core import Flags
+from ctxcache.device.arrays import Home, check_int32_target, check_writable, view_array
 from ctxcache.errors import ContractError
 from ctxcache.hashing import check_extras
 from ctxcache.identity import BlockKeyExtras
@@ -202,22 +203,14 @@ def read_mapping(old_to_new: Any, new_batch_size: int, batch_size: int) -> Int32
     return mapping
 
 
-def check_device_mapping(device_mapping: Any, batch_size: int) -> None:
-    """Check the device array that a mapping is uploaded to: one-dimensional int32, at least the batch long."""
-    shape = tuple(getattr(device_mapping, "shape", ()))
-    dtype = str(getattr(device_mapping, "dtype", None)).rpartition(".")[2]
-    if len(shape) != 1 or shape[0] < batch_size or dtype != "int32":
-        raise ContractError(
-            f"device_batch_mapping has dtype {dtype} and shape {shape}; pass a device int32 array of at least "
-            f"{batch_size} entries"
-        )
-    require_writable("device_batch_mapping", device_mapping)
+def check_device_mapping(device_mapping: Any, batch_size: int, home: Home) -> None:
+    """Check the device array that a mapping is uploaded to as the ops that work at `home` will, before anything changes."""
+    check_int32_target("device_batch_mapping", device_mapping, batch_size, home)
 
 
 def require_writable(name: str, array: Any) -> None:
-    """Refuse an array that says that it must not be written; what enqueued the write would fail on it, or the device."""
-    if getattr(getattr(array, "flags", None), "writeable", True) is False:
-        raise ContractError(f"{name} is read-only; pass an array that may be written")
+    """Refuse an array that says that it must not be written, as the ops will."""
+    check_writable(name, view_array(array))
 
 
 def read_index(name: str, value: Any, low: int, high: int) -> int:

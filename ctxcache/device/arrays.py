@@ -68,6 +68,21 @@ class ArrayView(NamedTuple):
         return True
 
 
+class Home(NamedTuple):
+    """Where device ops work: what an array must lie in, for the ops to reach it.
+
+    Attributes:
+        place: `HOST`, `CUDA`, or `SIMULATOR`, whose kernels reach whatever the process does.
+        device: ordinal of the device; -1 where nobody says it.
+    """
+
+    place: str
+    device: int = -1
+
+
+ANYWHERE = Home(SIMULATOR)
+
+
 def view_array(array: Any) -> ArrayView:
     """Describe an array without copying it.
 
@@ -126,20 +141,64 @@ def check_same_layout(target: NDArray[Any] | ArrayView, source: NDArray[Any]) ->
         )
 
 
-def check_int32_array(name: str, array: Any, least: int) -> ArrayView:
+def whereabouts(array: Any, view: ArrayView, home: Home) -> str | None:
+    """Say where an array lies that ops cannot reach from where they work, and where that is; `None` for one they can."""
+    if home.place == SIMULATOR:
+        return None
+    place = HOST if view.place == SIMULATOR else view.place
+    device = device_of(array, view)
+    if place == home.place and (device < 0 or home.device < 0 or device == home.device):
+        return None
+    return f"lies on {view.place} {max(device, 0)} and the device ops work on {home.place} {max(home.device, 0)}"
+
+
+def check_reachable(name: str, array: Any, view: ArrayView, home: Home) -> None:
+    """Check that ops reach an array from where they work, or raise `ContractError`."""
+    where = whereabouts(array, view, home)
+    if where is not None:
+        raise ContractError(f"{name} {where}; pass an array of that device")
+
+
+def check_writable(name: str, view: ArrayView) -> None:
+    """Refuse an array that says that it must not be written: what is enqueued would write it, or fail on it."""
+    if view.readonly:
+        raise ContractError(f"{name} is read-only; pass an array that may be written")
+
+
+def check_int32_array(name: str, array: Any, least: int, home: Home = ANYWHERE) -> ArrayView:
     """Describe a device array of the caller's that must hold `least` int32 values at least.
 
+    Args:
+        name: what the array is.
+        array: it.
+        least: entries that it needs.
+        home: where the ops work that use it.
+
     Raises:
-        ContractError: no array, not one-dimensional, of another element size, with gaps, or too short.
+        ContractError: no array, not one-dimensional, of another dtype, with gaps, too short, at an address that is no
+            multiple of 4, or out of the ops' reach.
     """
-    view = view_array(array)
-    if len(view.shape) != 1 or view.itemsize != 4 or not view.is_contiguous:
+    try:
+        view = view_array(array)
+    except ContractError as error:
+        raise ContractError(f"{name}: {error}") from error
+    if len(view.shape) != 1 or view.dtype != np.int32 or not view.is_contiguous:
         raise ContractError(
-            f"{name} has shape {view.shape} and elements of {view.itemsize} bytes; "
+            f"{name} has dtype {view.dtype}, shape {view.shape} and strides {view.strides}; "
             "pass a contiguous one-dimensional int32 array"
         )
     if view.shape[0] < least:
         raise ContractError(f"{name} has {view.shape[0]} entries and {least} are needed; pass a longer array")
+    if view.address % view.itemsize:
+        raise ContractError(f"{name} lies at address {view.address}; pass an array at a multiple of {view.itemsize}")
+    check_reachable(name, array, view, home)
+    return view
+
+
+def check_int32_target(name: str, array: Any, least: int, home: Home = ANYWHERE) -> ArrayView:
+    """Describe a device array of the caller's that is written: `check_int32_array`, and not read-only."""
+    view = check_int32_array(name, array, least, home)
+    check_writable(name, view)
     return view
 
 

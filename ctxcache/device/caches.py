@@ -10,16 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxcache.config import DTYPE_BYTES, EngineConfig
-from ctxcache.device.arrays import SIMULATOR, ArrayView, device_of, view_array
+from ctxcache.device.arrays import ArrayView, Home, device_of, view_array, whereabouts
 from ctxcache.device.checks import as_index, as_list, check_engine
 from ctxcache.device.compiled_checks import are_within
 from ctxcache.device.defaults import ops_or_default
-from ctxcache.device.ops import Int32s, RuntimeDeviceOps, as_int32s, device_ordinal_of
+from ctxcache.device.ops import DeviceOps, Int32s, RuntimeDeviceOps, as_int32s, device_ordinal_of
 from ctxcache.device.ownership import Ownership
 from ctxcache.errors import ContractError, DeploymentError
 from ctxcache.ids import LayerType
 
-_INT32_LIMIT = 1 << 31
+INT32_LIMIT = 1 << 31
+"""What a length or an increment must be below."""
 
 
 def kv_pool_shape(config: EngineConfig, attention_index: int) -> tuple[int, int, int, int, int]:
@@ -179,7 +180,7 @@ class HybridCacheManager(Ownership):
             ContractError: a number that is no increment, or an array that is too short or not int32.
         """
         if isinstance(increment, (int, np.integer)):
-            increment = as_index("increment", increment, _INT32_LIMIT)
+            increment = as_index("increment", increment, INT32_LIMIT)
         self.device_ops.advance_lengths(self, increment, stream)
 
     def compact_batch_slot_state(self, mapping: Any, old_batch: int, new_batch: int, stream: Any) -> None:
@@ -195,7 +196,7 @@ class HybridCacheManager(Ownership):
         Raises:
             ContractError: batch sizes or a host mapping that no compaction can have.
         """
-        check_batches(self, old_batch, new_batch)
+        old_batch, new_batch = check_batches(self, old_batch, new_batch)
         if isinstance(mapping, np.ndarray):
             mapping = mapping[:old_batch].tolist()
         if isinstance(mapping, (list, tuple)):
@@ -216,10 +217,7 @@ class HybridCacheManager(Ownership):
     def _check_borrowed(self) -> None:
         config, recurrent = self.config, self.config.recurrent
         state_shape, conv_shape = state_shapes(config)
-        ordinal = device_ordinal_of(self.device_ops)
-        if ordinal is None:
-            ordinal = device_of(self.kv_lengths, self.lengths_view)
-        home = self.lengths_view._replace(device=ordinal)
+        home = home_of(self.device_ops, self)
         groups: list[tuple[str, list[Any], list[tuple[int, ...]], str]] = [
             (
                 "kv_pools",
@@ -242,7 +240,20 @@ class HybridCacheManager(Ownership):
                     view = view_array(array)
                 except ContractError as error:
                     raise DeploymentError(f"{name}[{i}]: {error}") from error
-                _check_lent(f"{name}[{i}]", view._replace(device=device_of(array, view)), shape, dtype, home)
+                _check_lent(f"{name}[{i}]", view, shape, dtype)
+                where = whereabouts(array, view, home)
+                if where is not None:
+                    raise DeploymentError(
+                        f"{name}[{i}] {where}; lend an array of that device, or pass the device_ops of its place "
+                        "(NumpyDeviceOps() for host arrays)"
+                    )
+
+
+def home_of(ops: DeviceOps, cache: HybridCacheManager) -> Home:
+    """Say where ops work: where the lengths of a cache of theirs lie, on the device that they name, or that the lengths do."""
+    view = cache.lengths_view
+    ordinal = device_ordinal_of(ops)
+    return Home(view.place, device_of(cache.kv_lengths, view) if ordinal is None else ordinal)
 
 
 def check_mapping(mapping: Any, old_batch: int, new_batch: int) -> Int32s:
@@ -268,14 +279,16 @@ def check_mapping(mapping: Any, old_batch: int, new_batch: int) -> Int32s:
     return entries
 
 
-def check_batches(cache: HybridCacheManager, old_batch: int, new_batch: int) -> None:
-    """Check the batch sizes of a compaction: `0 <= new_batch <= old_batch <= max_batch`, or `ContractError`."""
+def check_batches(cache: HybridCacheManager, old_batch: int, new_batch: int) -> tuple[int, int]:
+    """Return the batch sizes of a compaction: `0 <= new_batch <= old_batch <= max_batch`, or `ContractError`."""
     rule = "sizes obey 0 <= new <= old, both in"
     old_batch = as_index("old_batch", old_batch, cache.max_batch + 1, rule)
-    if as_index("new_batch", new_batch, cache.max_batch + 1, rule) > old_batch:
+    new_batch = as_index("new_batch", new_batch, cache.max_batch + 1, rule)
+    if new_batch > old_batch:
         raise ContractError(
             f"compaction from {old_batch} to {new_batch} slots; sizes obey 0 <= new <= old <= {cache.max_batch}"
         )
+    return old_batch, new_batch
 
 
 def check_lengths(cache: HybridCacheManager, reuse_lengths: Any) -> Int32s:
@@ -283,12 +296,12 @@ def check_lengths(cache: HybridCacheManager, reuse_lengths: Any) -> Int32s:
     lengths = as_int32s("reuse_lengths", reuse_lengths)
     if len(lengths) > cache.max_batch:
         raise ContractError(f"there are {len(lengths)} reuse lengths; the cache has {cache.max_batch} slots")
-    if not are_within(lengths, _INT32_LIMIT):
+    if not are_within(lengths, INT32_LIMIT):
         raise ContractError(f"reuse_lengths hold {lengths.min()}; a length is at least 0")
     return lengths
 
 
-def _check_lent(name: str, array: ArrayView, shape: tuple[int, ...], dtype: str, home: ArrayView) -> None:
+def _check_lent(name: str, array: ArrayView, shape: tuple[int, ...], dtype: str) -> None:
     if array.shape != shape:
         raise DeploymentError(f"{name} has shape {array.shape}; the engine's is {shape}")
     if array.itemsize != DTYPE_BYTES[dtype]:
@@ -299,11 +312,3 @@ def _check_lent(name: str, array: ArrayView, shape: tuple[int, ...], dtype: str,
         raise DeploymentError(f"{name} has strides {array.strides}; lend a C-contiguous array without gaps")
     if array.readonly:
         raise DeploymentError(f"{name} is read-only; lend an array that may be written")
-    if home.place == SIMULATOR:
-        return
-    if array.place != home.place or (array.device >= 0 <= home.device and array.device != home.device):
-        raise DeploymentError(
-            f"{name} lies on {array.place} {max(array.device, 0)} and the device ops work on {home.place} "
-            f"{max(home.device, 0)}; lend an array of that device, or pass the device_ops of its place "
-            "(NumpyDeviceOps() for host arrays)"
-        )

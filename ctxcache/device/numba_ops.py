@@ -11,8 +11,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.device.arrays import check_int32_array, check_same_layout, view_array
-from ctxcache.device.caches import check_batches, check_lengths
+from ctxcache.device.arrays import (
+    ANYWHERE,
+    CUDA,
+    Home,
+    check_int32_array,
+    check_int32_target,
+    check_reachable,
+    check_same_layout,
+    check_writable,
+    view_array,
+)
+from ctxcache.device.caches import INT32_LIMIT, check_batches, check_lengths
+from ctxcache.device.checks import as_index
 from ctxcache.device.descriptors import SLOT_FIELDS, DeviceTables, describe_moves, describe_slots
 from ctxcache.device.inline import INLINE_INTS, NO_WORDS, as_words
 from ctxcache.device.ops import HiddenRow, Int32s, SnapshotJobs, StreamSynchronizer, as_int32s, storage_dtype
@@ -61,10 +72,10 @@ class NumbaDeviceOps:
         context, buffers, launch, self._kernels = _load_target()
         device = context.CudaDevice()
         self._device_ordinal: int = device.ordinal
+        self._home = ANYWHERE if context.SIMULATED else Home(CUDA, device.ordinal)
         self._blocks_for = launch.blocks_for
         self._kernels_of = launch.kernels_of
         self._blocks_for_runs = launch.blocks_for_runs
-        self._device_address = launch.device_address
         self._memory = buffers.DeviceMemory(device)
         self._launcher = launch.Launcher(device, prepared=prepared_launches)
         self._ring = StagingRing(partial(buffers.StagingBuffer, device=device))
@@ -145,9 +156,9 @@ class NumbaDeviceOps:
         """See `RuntimeDeviceOps.advance_lengths`."""
         active, scalar, address = cache.active_batch_size, 0, 0
         if isinstance(increment, (int, np.integer)):
-            scalar = int(increment)
+            scalar = as_index("increment", increment, INT32_LIMIT)
         else:
-            address = self._device_address("increment", check_int32_array("increment", increment, active))
+            address = check_int32_array("increment", increment, active, self._home).address
         if active:
             lengths = cache.lengths_view.address
             self._launch(self._kernels.add_ints, self._blocks_for(active), stream, lengths, address, scalar, active)
@@ -175,15 +186,15 @@ class NumbaDeviceOps:
     def upload_mapping(self, mapping: Int32s, device_mapping: Any, stream: Any) -> None:
         """See `DeviceOps.upload_mapping`."""
         entries = as_int32s("mapping", mapping)
-        view = check_int32_array("device_mapping", device_mapping, len(entries))
-        self._write_ints(self._device_address("device_mapping", view), entries, len(entries), stream)
+        view = check_int32_target("device_mapping", device_mapping, len(entries), self._home)
+        self._write_ints(view.address, entries, len(entries), stream)
 
     def compact_slot_state(
         self, cache: HybridCacheManager, mapping: Any, old_batch: int, new_batch: int, stream: Any
     ) -> None:
         """See `DeviceOps.compact_slot_state`. Where every slot survives, or none, nothing has to move."""
-        check_batches(cache, old_batch, new_batch)
-        address = self._device_address("mapping", check_int32_array("mapping", mapping, old_batch))
+        old_batch, new_batch = check_batches(cache, old_batch, new_batch)
+        address = check_int32_array("mapping", mapping, old_batch, self._home).address
         if 0 < new_batch < old_batch:
             table = self._slot_tables.of(cache)
             blocks = self._blocks_for(-(-table.longest_run // 16), table.num_rows)
@@ -195,25 +206,28 @@ class NumbaDeviceOps:
         self, storage: HybridSnapshotStorage, snapshot_slot: int, source: HiddenRow, stream: Any
     ) -> None:
         """See `DeviceOps.capture_boundary_hidden`."""
-        live, saved, num_bytes = self._hidden_addresses(storage, snapshot_slot, source)
+        view = check_hidden_row(storage, snapshot_slot, source)
+        live, saved, num_bytes = self._hidden_addresses(storage, snapshot_slot, source, view)
         self._copy_run(saved, live, num_bytes, stream)
 
     def restore_boundary_hidden(
         self, storage: HybridSnapshotStorage, snapshot_slot: int, destination: HiddenRow, stream: Any
     ) -> None:
         """See `DeviceOps.restore_boundary_hidden`."""
-        live, saved, num_bytes = self._hidden_addresses(storage, snapshot_slot, destination)
+        view = check_hidden_row(storage, snapshot_slot, destination)
+        check_writable("hidden states", view)
+        live, saved, num_bytes = self._hidden_addresses(storage, snapshot_slot, destination, view)
         self._copy_run(live, saved, num_bytes, stream)
 
     def sum_pages(self, cache: HybridCacheManager, page_ids: Int32s, sums: Any, stream: Any) -> None:
         """See `DeviceOps.sum_pages`."""
         pages, view = check_pages(cache, page_ids, sums)
-        address = self._device_address("sums", view)
+        check_reachable("sums", sums, view, self._home)
         if not len(pages) or not cache.kv_pools:
             return
         table = self._sum_tables.of(cache)
         blocks = self._blocks_for(SUM_LANES, table.num_rows, len(pages))
-        arguments = (table.address, table.num_rows, address, len(pages))
+        arguments = (table.address, table.num_rows, view.address, len(pages))
         self._launch_with(pages, self._kernels.sum_pages, blocks, stream, *arguments)
 
     def synchronize(self, stream: Any, synchronizer: StreamSynchronizer | None) -> int | None:
@@ -290,12 +304,13 @@ class NumbaDeviceOps:
         self._launch(self._kernels.copy_run, blocks, stream, target, source, num_bytes)
 
     def _hidden_addresses(
-        self, storage: HybridSnapshotStorage, snapshot_slot: int, row: HiddenRow
+        self, storage: HybridSnapshotStorage, snapshot_slot: int, row: HiddenRow, view: ArrayView
     ) -> tuple[int, int, int]:
-        view = check_hidden_row(storage, snapshot_slot, row)
-        live = self._device_address("hidden states", view) + row.slot * view.strides[0] + row.row * view.strides[1]
+        check_reachable("hidden states", row.hidden_states, view, self._home)
+        # NumPy's integers would wrap at their own width.
+        live = view.address + int(row.slot) * view.strides[0] + int(row.row) * view.strides[1]
         saved = storage.hidden_rows_view
-        return live, saved.address + snapshot_slot * saved.strides[0], saved.strides[0]
+        return live, saved.address + int(snapshot_slot) * saved.strides[0], saved.strides[0]
 
     @contextmanager
     def _staged(self, values: NDArray[Any], stream: Any) -> Iterator[Buffer]:

@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.device.arrays import check_int32_array, check_same_layout
+from ctxcache.device.arrays import (
+    HOST,
+    Home,
+    check_int32_array,
+    check_int32_target,
+    check_same_layout,
+    check_writable,
+)
 from ctxcache.device.arrays import host_array as _on_host
-from ctxcache.device.caches import check_batches, check_lengths
+from ctxcache.device.caches import INT32_LIMIT, check_batches, check_lengths
+from ctxcache.device.checks import as_index
 from ctxcache.device.ops import (
     ABSENT,
     HiddenRow,
@@ -29,6 +37,9 @@ if TYPE_CHECKING:
     from ctxcache.device.caches import HybridCacheManager
     from ctxcache.device.page_table import KVPageTable, PageTableUpload
     from ctxcache.device.snapshots import HybridSnapshotStorage
+
+
+_HOME = Home(HOST)
 
 
 class NumpyDeviceOps:
@@ -57,12 +68,16 @@ class NumpyDeviceOps:
         if count == 0:
             return
         entries = np.empty((count, 2), np.int32)
-        table.write_changes(entries)
-        rows, columns = np.divmod(entries[:, 0], table.max_pages_per_seq)
-        ids = entries[:, 1]
-        view = _on_host(table.kernel_view).view(np.int32)
-        view[rows, 0, columns] = ids
-        view[rows, 1, columns] = np.where(ids == ABSENT, ABSENT, ids + table.num_pages)
+        try:
+            table.write_changes(entries)
+            rows, columns = np.divmod(entries[:, 0], table.max_pages_per_seq)
+            ids = entries[:, 1]
+            view = _on_host(table.kernel_view).view(np.int32)
+            view[rows, 0, columns] = ids
+            view[rows, 1, columns] = np.where(ids == ABSENT, ABSENT, ids + table.num_pages)
+        except BaseException:
+            table.forget_device_rows()
+            raise
 
     def reset_lengths(self, cache: HybridCacheManager, reuse_lengths: Int32s, stream: Any) -> None:
         """See `DeviceOps.reset_lengths`."""
@@ -75,9 +90,11 @@ class NumpyDeviceOps:
     def advance_lengths(self, cache: HybridCacheManager, increment: Any, stream: Any) -> None:
         """See `RuntimeDeviceOps.advance_lengths`."""
         active = cache.active_batch_size
-        if not isinstance(increment, (int, np.integer)):
-            check_int32_array("increment", increment, active)
-            increment = _on_host(increment)[:active].view(np.int32)
+        if isinstance(increment, (int, np.integer)):
+            increment = as_index("increment", increment, INT32_LIMIT)
+        else:
+            check_int32_array("increment", increment, active, _HOME)
+            increment = _on_host(increment)[:active]
         _on_host(cache.kv_lengths)[:active] += increment
 
     def zero_recurrent(self, cache: HybridCacheManager, slots: Int32s, stream: Any) -> None:
@@ -102,17 +119,17 @@ class NumpyDeviceOps:
     def upload_mapping(self, mapping: Int32s, device_mapping: Any, stream: Any) -> None:
         """See `DeviceOps.upload_mapping`."""
         entries = as_int32s("mapping", mapping)
-        check_int32_array("device_mapping", device_mapping, len(entries))
-        _on_host(device_mapping)[: len(entries)].view(np.int32)[...] = entries
+        check_int32_target("device_mapping", device_mapping, len(entries), _HOME)
+        _on_host(device_mapping)[: len(entries)] = entries
 
     def compact_slot_state(
         self, cache: HybridCacheManager, mapping: Any, old_batch: int, new_batch: int, stream: Any
     ) -> None:
         """See `DeviceOps.compact_slot_state`."""
-        check_batches(cache, old_batch, new_batch)
-        check_int32_array("mapping", mapping, old_batch)
+        old_batch, new_batch = check_batches(cache, old_batch, new_batch)
+        check_int32_array("mapping", mapping, old_batch, _HOME)
         arrays = [_on_host(array) for array in (cache.kv_lengths, *cache.slot_arrays)]
-        for old, new in enumerate(_on_host(mapping)[:old_batch].view(np.int32).tolist()):
+        for old, new in enumerate(_on_host(mapping)[:old_batch].tolist()):
             if 0 <= new < old:
                 for array in arrays:
                     array[new] = array[old]
@@ -130,7 +147,7 @@ class NumpyDeviceOps:
         self, storage: HybridSnapshotStorage, snapshot_slot: int, destination: HiddenRow, stream: Any
     ) -> None:
         """See `DeviceOps.restore_boundary_hidden`."""
-        check_hidden_row(storage, snapshot_slot, destination)
+        check_writable("hidden states", check_hidden_row(storage, snapshot_slot, destination))
         row = _on_host(destination.hidden_states)[destination.slot, destination.row]
         row.view(np.uint8)[...] = _on_host(storage.hidden_rows)[snapshot_slot]
 

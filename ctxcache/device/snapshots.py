@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ctxcache.config import DTYPE_BYTES, DeploymentConfig, EngineConfig
-from ctxcache.device.arrays import ArrayView, view_array
-from ctxcache.device.caches import HybridCacheManager
+from ctxcache.device.arrays import ArrayView, Home, check_reachable, view_array
+from ctxcache.device.caches import HybridCacheManager, home_of
 from ctxcache.device.checks import as_index, as_size, check_engine_or_deployment
 from ctxcache.device.compiled_checks import are_distinct_slots, are_sound_jobs, are_within
 from ctxcache.device.ops import ABSENT, DeviceOps, HiddenRow, Int32s, SnapshotJobs, as_int32s
@@ -190,6 +190,11 @@ class HybridSnapshotStorage(Ownership):
         """Where `hidden_rows` lie."""
         return view_array(self.hidden_rows)
 
+    @cached_property
+    def home(self) -> Home:
+        """Where the ops that allocated the slots work."""
+        return home_of(self.device_ops, self.base_cache)
+
     def _page_part(self, engine: EngineConfig, cache: HybridCacheManager, index: int) -> PagePart:
         token_bytes = _token_bytes(engine)[index]
         page_bytes = engine.tokens_per_page * token_bytes
@@ -280,8 +285,8 @@ def check_hidden_row(storage: HybridSnapshotStorage, snapshot_slot: int, row: Hi
     """Check one hidden row and its snapshot slot, and describe the array.
 
     Raises:
-        ContractError: a deployment without MTP, an index out of range, or an array of another width, element size
-            or with gaps inside a row.
+        ContractError: a deployment without MTP, an index out of range, or an array of another width or element size,
+            with gaps inside a row, or out of the ops' reach.
     """
     if storage.hidden_rows is None:
         raise ContractError("this deployment saves no hidden rows; only hybrid engines with MTP do")
@@ -297,6 +302,7 @@ def check_hidden_row(storage: HybridSnapshotStorage, snapshot_slot: int, row: Hi
         raise ContractError(f"hidden states have strides {view.strides}; each row must be contiguous")
     as_index("hidden slot", row.slot, view.shape[0], "the array has")
     as_index("hidden row", row.row, view.shape[1], "the array has")
+    check_reachable("hidden states", row.hidden_states, view, storage.home)
     return view
 
 
