@@ -112,11 +112,11 @@ def append_pages(
     for i in range(len(slots)):
         row = slots[i]
         end = firsts[i] + counts[i]
+        mark_dirty(dirty, row, firsts[i], end)
         for column in range(firsts[i], end):
             rows[row, column] = page_ids[offset]
             offset += 1
         lengths[row] = end
-        mark_dirty(dirty, row, firsts[i], end)
     return OK, 0
 
 
@@ -155,14 +155,31 @@ def replace_rows(
     for i in range(len(slots)):
         row = slots[i]
         count = counts[i]
+        mark_dirty(dirty, row, 0, max(count, lengths[row]))
         for k in range(count):
             rows[row, k] = page_ids[offset + k]
         for k in range(count, lengths[row]):
             rows[row, k] = UNUSED
         offset += count
-        mark_dirty(dirty, row, 0, max(count, lengths[row]))
         lengths[row] = count
     return OK, 0
+
+
+@njit_in_place
+def replace_table(table: tuple[Int32s, Int32s, Int32s], new_rows: Int32s, new_lengths: Int32s) -> None:
+    """Replace every row and its length. One compiled call, so that no interrupt leaves rows with others' lengths.
+
+    Args:
+        table: `(rows, lengths, dirty)`.
+        new_rows: `int32[B, W]`, `UNUSED` behind the live pages.
+        new_lengths: `int32[B]`, live pages of each.
+    """
+    rows, lengths, dirty = table
+    for row in range(rows.shape[0]):
+        mark_dirty(dirty, row, 0, rows.shape[1])
+        for column in range(rows.shape[1]):
+            rows[row, column] = new_rows[row, column]
+        lengths[row] = new_lengths[row]
 
 
 @njit_in_place

@@ -107,6 +107,7 @@ class KVPageTable(Ownership):
         self._dirty = np.zeros((max_batch, 2), np.int32)
         self._table = (self._rows, self._lengths, self._dirty)
         self._has_changes = False
+        self._is_view_unknown = False
         self._is_identity = False
         view_shape = (max_batch, 2, max_pages_per_seq)
         self.kernel_view = self.device_ops.allocate(view_shape, "int32")
@@ -115,13 +116,13 @@ class KVPageTable(Ownership):
 
     @property
     def is_identity(self) -> bool:
-        """Whether the rows were last set by `set_identity`, and by nothing since."""
+        """Whether the rows were last set by `set_identity`, and by nothing since; `False` after an interrupted change."""
         return self._is_identity
 
     @property
     def has_changes(self) -> bool:
         """Whether rows were touched since the last upload; the next upload may still find that nothing differs."""
-        return self._has_changes
+        return self._has_changes or self._is_view_unknown
 
     def host_row(self, slot: int) -> Int32s:
         """Return a copy of one row, `int32[max_pages_per_seq]`, -1 behind the live pages.
@@ -148,9 +149,9 @@ class KVPageTable(Ownership):
                 f"an identity table of {self.max_batch} rows needs {needed} pages and the pool has {self.num_pages}; "
                 "set the rows one by one"
             )
-        self._rows[:] = np.arange(needed, dtype=np.int32).reshape(self._rows.shape)
-        self._lengths[:] = self.max_pages_per_seq
-        self._touch_all()
+        rows = np.arange(needed, dtype=np.int32).reshape(self._rows.shape)
+        self._begin_change()
+        page_rows.replace_table(self._table, rows, np.full(self.max_batch, self.max_pages_per_seq, np.int32))
         self._is_identity = True
 
     def set_row(self, slot: int, page_ids: Sequence[int] | NDArray[Any]) -> None:
@@ -183,11 +184,11 @@ class KVPageTable(Ownership):
         rows = as_int32s("slots", slots)
         counts = _as_many("page_counts", page_counts, rows)
         ids = as_int32s("page_ids", page_ids)
-        self._has_changes = True
+        before = self._begin_change()
         code, at = page_rows.replace_rows(self._table, rows, counts, ids, self.num_pages)
         if code != page_rows.OK:
+            self._has_changes, self._is_identity = before
             raise self._refusal(code, at, rows, ids)
-        self._is_identity = False
 
     def extend_rows(self, slots: Any, first_page_indices: Any, page_counts: Any, page_ids: Any) -> None:
         """Append pages to several rows: what a decode step does. One compiled call, whatever the number of rows.
@@ -206,11 +207,11 @@ class KVPageTable(Ownership):
         firsts = _as_many("first_page_indices", first_page_indices, rows)
         counts = _as_many("page_counts", page_counts, rows)
         ids = as_int32s("page_ids", page_ids)
-        self._has_changes = True
+        before = self._begin_change()
         code, at = page_rows.append_pages(self._table, rows, firsts, counts, ids, self.num_pages)
         if code != page_rows.OK:
+            self._has_changes, self._is_identity = before
             raise self._refusal(code, at, rows, ids)
-        self._is_identity = False
 
     def compact_rows(self, old_to_new: Sequence[int] | NDArray[Any], new_batch: int) -> None:
         """Move rows to their new slots and clear all rows from `new_batch` on. No page is copied or renumbered.
@@ -234,12 +235,10 @@ class KVPageTable(Ownership):
                 f"old_to_new sends slots to {destinations.tolist()}; each of 0 .. {new_batch - 1} must be a "
                 "destination exactly once, and -1 retires a row"
             )
-        rows, lengths = self._rows[sources], self._lengths[sources]
-        self._rows[destinations], self._lengths[destinations] = rows, lengths
-        self._rows[new_batch:] = page_rows.UNUSED
-        self._lengths[new_batch:] = 0
-        self._touch_all()
-        self._is_identity = False
+        rows, lengths = np.full_like(self._rows, page_rows.UNUSED), np.zeros_like(self._lengths)
+        rows[destinations], lengths[destinations] = self._rows[sources], self._lengths[sources]
+        self._begin_change()
+        page_rows.replace_table(self._table, rows, lengths)
 
     def check_invariants(self) -> None:
         """Check the whole table: ids in `[0, num_pages)`, and no live id behind a -1.
@@ -265,8 +264,12 @@ class KVPageTable(Ownership):
             InvariantError: as for an upload; nothing was taken.
         """
         entries = np.empty((self.count_changes(), 2), np.int32)
-        self.write_changes(entries)
-        return PageTableUpload(self, entries)
+        try:
+            self.write_changes(entries)
+            return PageTableUpload(self, entries)
+        except BaseException:
+            self.forget_device_rows()
+            raise
 
     def count_changes(self) -> int:
         """Check the changed parts of the rows and return how many entries an upload has to move. For device ops.
@@ -274,6 +277,7 @@ class KVPageTable(Ownership):
         Raises:
             InvariantError: an id out of range or a live id behind a -1.
         """
+        self._expect_nothing_of_unknown_rows()
         if not self._has_changes:
             return 0
         count = self._judge(*page_rows.count_changes(self._rows, self._mirror, self._dirty, self.num_pages))
@@ -294,6 +298,7 @@ class KVPageTable(Ownership):
         Raises:
             InvariantError: as `count_changes`.
         """
+        self._expect_nothing_of_unknown_rows()
         if not self._has_changes:
             return 0
         count = self._judge(*page_rows.take_changes(self._rows, self._mirror, self._dirty, self.num_pages, out))
@@ -315,12 +320,21 @@ class KVPageTable(Ownership):
 
     def forget_device_rows(self) -> None:
         """Say that the device view may hold anything: the next upload moves every entry. For a failed upload."""
-        self._mirror.fill(page_rows.UNKNOWN)
-        self._touch_all()
+        self._is_view_unknown = True
 
-    def _touch_all(self) -> None:
-        self._dirty[:] = (0, self.max_pages_per_seq)
-        self._has_changes = True
+    def _expect_nothing_of_unknown_rows(self) -> None:
+        """Mark everything after `forget_device_rows`; what an interrupt leaves undone is done by the next call."""
+        if self._is_view_unknown:
+            self._has_changes = True
+            self._dirty[:] = (0, self.max_pages_per_seq)
+            self._mirror.fill(page_rows.UNKNOWN)
+            self._is_view_unknown = False
+
+    def _begin_change(self) -> tuple[bool, bool]:
+        """Say that the rows change, before they do; returns what a refused change puts back."""
+        before = self._has_changes, self._is_identity
+        self._has_changes, self._is_identity = True, False
+        return before
 
     def _as_slot(self, slot: int) -> int:
         return as_index("slot", slot, self.max_batch, "the table has slots")
