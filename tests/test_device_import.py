@@ -7,10 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 SCRIPT = """
 import sys
+remedy, hide = sys.argv[1:]
+if hide:
+    sys.modules[hide] = None
 import ctxcache.device
 from ctxcache.config import EngineConfig, AttentionLayerConfig
 from ctxcache.device.caches import HybridCacheManager
@@ -37,7 +42,8 @@ for construct in (
     try:
         construct()
     except DeploymentError as error:
-        assert "pip install 'ctxcache[gpu]'" in str(error), error
+        assert remedy in str(error), error
+        assert ("pip install" in str(error)) is bool(hide), error
         assert "export NUMBA_ENABLE_CUDASIM=1" in str(error), error
         assert "\\n" not in str(error), error
     else:
@@ -46,11 +52,14 @@ print("all said")
 """
 
 
-def test_without_gpu_and_simulator_only_numba_ops_refuse() -> None:
-    """Import, page tables, pools and NumPy ops work; whatever needs kernels names the two commands that help."""
+@pytest.mark.parametrize(
+    ("remedy", "hidden"), [("nvidia-smi", ""), ("pip install '.[gpu]' in ctxcache's repository", "numba_cuda")]
+)
+def test_without_gpu_and_simulator_only_numba_ops_refuse(remedy: str, hidden: str) -> None:
+    """Import, page tables, pools and NumPy ops work; what needs kernels names the simulator, and the part that is missing."""
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "0", "CUDA_VISIBLE_DEVICES": "", "NUMBA_DISABLE_CUDA": "1"}
     result = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
+        [sys.executable, "-c", SCRIPT, remedy, hidden],
         env=environment,
         cwd=ROOT,
         capture_output=True,

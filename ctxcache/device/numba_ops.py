@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +42,13 @@ if TYPE_CHECKING:
 
 NO_TARGET = (
     "NumbaDeviceOps needs a GPU or Numba's CUDA simulator, and there is neither ({why}). "
-    "On a machine with an NVIDIA GPU: pip install 'ctxcache[gpu]'. "
+    "On a machine with an NVIDIA GPU: {remedy}. "
     "Without one, before Python starts: export NUMBA_ENABLE_CUDASIM=1. NumpyDeviceOps() needs neither."
+)
+_INSTALL = "pip install '.[gpu]' in ctxcache's repository"
+_MEND_DRIVER = (
+    "install or mend the NVIDIA driver until nvidia-smi lists the GPU, and see that neither CUDA_VISIBLE_DEVICES nor "
+    "NUMBA_DISABLE_CUDA hides it (numba-cuda is installed)"
 )
 
 _MAX_ARENAS = 64
@@ -335,10 +341,11 @@ def _load_target() -> tuple[ModuleType, ModuleType, ModuleType, ModuleType]:
     try:
         from ctxcache.device import context  # noqa: PLC0415 - see the docstring
     except ImportError as error:
-        raise DeploymentError(NO_TARGET.format(why=error)) from error
+        raise DeploymentError(NO_TARGET.format(why=error, remedy=_INSTALL)) from error
     why = context.missing_target()
     if why is not None:
-        raise DeploymentError(NO_TARGET.format(why=why))
+        remedy = _INSTALL if find_spec("numba_cuda") is None else _MEND_DRIVER
+        raise DeploymentError(NO_TARGET.format(why=why.rstrip("."), remedy=remedy))
     from ctxcache.device import buffers, kernels, launch  # noqa: PLC0415 - see the docstring
 
     return context, buffers, launch, kernels
