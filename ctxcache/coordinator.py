@@ -21,6 +21,7 @@ from ctxcache.admission import (
 )
 from ctxcache.batch import Batch
 from ctxcache.config import EXECUTION_MODES
+from ctxcache.custody import serialised
 from ctxcache.fsm import is_declared, require_declared
 from ctxcache.handle import AdmissionResult, BeginRequestResult, RequestHandle
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
@@ -65,6 +66,7 @@ class ContextCacheCoordinator(HybridMtpOperations):
         ContractError: a resource belongs to another live coordinator.
     """
 
+    @serialised
     def begin_request(
         self, admission: ContextCacheBatchAdmission, stream: Any, *, headroom: DecodingKvHeadroom | None = None
     ) -> BeginRequestResult:
@@ -82,22 +84,21 @@ class ContextCacheCoordinator(HybridMtpOperations):
         Raises:
             ContractError: a bad argument, or the coordinator is shut down. Nothing has changed.
         """
-        with self._custody.serialised("begin_request"):
-            self._require_own_stream(stream)
-            intakes = read_admission(admission, self._binding.max_batch_size, EXECUTION_MODES[self._kind])
-            extra = read_headroom(headroom, default_headroom(self._deployment, admission.execution_mode))
-            check_working_set(
-                intakes,
-                extra,
-                self._tokens_per_page,
-                self._binding.row_pages,
-                self._binding.draft_row_pages if STEP_RULES[admission.execution_mode].paired else 0,
-            )
-            self._custody.reap()
-            refusal = self._custody.refusal()
-            if refusal is not None:
-                return BeginRequestResult(refusal)
-            return self._admit(admission, intakes, extra)
+        self._require_own_stream(stream)
+        intakes = read_admission(admission, self._binding.max_batch_size, EXECUTION_MODES[self._kind])
+        extra = read_headroom(headroom, default_headroom(self._deployment, admission.execution_mode))
+        check_working_set(
+            intakes,
+            extra,
+            self._tokens_per_page,
+            self._binding.row_pages,
+            self._binding.draft_row_pages if STEP_RULES[admission.execution_mode].paired else 0,
+        )
+        self._custody.reap()
+        refusal = self._custody.refusal()
+        if refusal is not None:
+            return BeginRequestResult(refusal)
+        return self._admit(admission, intakes, extra)
 
     def _admit(
         self, admission: ContextCacheBatchAdmission, intakes: list[SequenceIntake], headroom: DecodingKvHeadroom
@@ -125,6 +126,7 @@ class ContextCacheCoordinator(HybridMtpOperations):
             result = BeginRequestResult(
                 Status.OK, AdmissionResult(RequestHandle(self, request), batch.reuse_lengths.tolist())
             )
+            self._acquirer.count(acquisition, lookup_policy)
             self._custody.active = request
         except BaseException:  # out of host memory, or interrupted: nobody holds a handle, so nobody else can release
             self._custody.active = None
@@ -132,9 +134,9 @@ class ContextCacheCoordinator(HybridMtpOperations):
             # yet: whatever lease is out is a part of it.
             self._manager.release_all()
             raise
-        self._acquirer.count(acquisition, lookup_policy)
         return result
 
+    @serialised
     def prepare_prefill(self, request: RequestHandle) -> Status:
         """Bind every row: page tables, device lengths, and the state that is restored or zeroed. Enqueues only.
 
@@ -142,16 +144,16 @@ class ContextCacheCoordinator(HybridMtpOperations):
             ContractError: not in phase `ADMITTED`. Nothing has changed.
             DeviceError: an op failed while it was enqueued; the request can only be finished or abandoned.
         """
-        with self._custody.serialised("prepare_prefill"):
-            live = self._live(request, "prepare_prefill")
-            with self._custody.committing(live):
-                self._binding.bind_rows(live.batch)
-                live.restores = self._binding.restore_jobs(live.batch)
-            self._custody.fire(live, "prepare_prefill")
-            if live.restores is not None:
-                self._counters.hybrid_restores += len(live.restores)
-            return self._sanitizer.check_reused(live)
+        live = self._live(request, "prepare_prefill")
+        with self._custody.committing(live):
+            self._binding.bind_rows(live.batch)
+            live.restores = self._binding.restore_jobs(live.batch)
+        self._custody.fire(live, "prepare_prefill")
+        if live.restores is not None:
+            self._counters.hybrid_restores += len(live.restores)
+        return self._sanitizer.check_reused(live)
 
+    @serialised
     def enqueue_prefill_captures(self, request: RequestHandle) -> Status:
         """Reserve and enqueue checkpoints at the end of every prompt, before the runtime's prefill synchronisation.
 
@@ -162,16 +164,16 @@ class ContextCacheCoordinator(HybridMtpOperations):
             ContractError: no prefill is under way. Nothing has changed.
             DeviceError: as for `prepare_prefill`.
         """
-        with self._custody.serialised("enqueue_prefill_captures"):
-            live = self._live(request, "enqueue_captures")
-            with self._custody.committing(live):
-                live.captures = live.publication.stage_prefill(live.batch)
-            if live.captures is None:
-                return Status.OK
-            status = self._custody.fire(live, "enqueue_captures")
-            live.captures = None
-            return status
+        live = self._live(request, "enqueue_captures")
+        with self._custody.committing(live):
+            live.captures = live.publication.stage_prefill(live.batch)
+        if live.captures is None:
+            return Status.OK
+        status = self._custody.fire(live, "enqueue_captures")
+        live.captures = None
+        return status
 
+    @serialised
     def finalize_prefill_publication(
         self,
         request: RequestHandle,
@@ -189,23 +191,23 @@ class ContextCacheCoordinator(HybridMtpOperations):
         Raises:
             ContractError: any of that does not hold. Nothing has changed.
         """
-        with self._custody.serialised("finalize_prefill_publication"):
-            live = self._live(request, "finalize_prefill")
-            batch = live.batch
-            checked = read_advances(advances, batch.size)
-            batch.check_prefill(checked)
-            common = read_common_lengths(common_state_lengths, batch.rules.common_lengths, checked.committed)
-            batch.check_prefill_common(common)
-            if not batch.rules.drafts:
-                status = self._sanitizer.sum_slots(live, "sum_prompts", range(batch.size), batch.num_tokens)
-                if status is not Status.OK:
-                    return status
-            status = self._custody.fire(live, "finalize_prefill")
-            with self._custody.committing(live):
-                batch.advance(checked, common)
-                live.publication.publish_prefill(batch)
-            return status
+        live = self._live(request, "finalize_prefill")
+        batch = live.batch
+        checked = read_advances(advances, batch.size)
+        batch.check_prefill(checked)
+        common = read_common_lengths(common_state_lengths, batch.rules.common_lengths, checked.committed)
+        batch.check_prefill_common(common)
+        if not batch.rules.drafts:
+            status = self._sanitizer.sum_slots(live, "sum_prompts", range(batch.size), batch.num_tokens)
+            if status is not Status.OK:
+                return status
+        status = self._custody.fire(live, "finalize_prefill")
+        with self._custody.committing(live):
+            batch.advance(checked, common)
+            live.publication.publish_prefill(batch)
+        return status
 
+    @serialised
     def prepare_decode_step(self, request: RequestHandle, *, headroom: DecodingKvHeadroom | None = None) -> Status:
         """Grow every sequence to what the next step may write, all or none, and upload the rows that grew.
 
@@ -220,21 +222,21 @@ class ContextCacheCoordinator(HybridMtpOperations):
             ContractError: another phase, or a bad headroom. Nothing has changed.
             DeviceError: as for `prepare_prefill`.
         """
-        with self._custody.serialised("prepare_decode_step"):
-            live = self._live(request, "prepare_decode")
-            batch = live.batch
-            extra = read_headroom(headroom, default_headroom(self._deployment, batch.execution_mode))
-            targets = self._binding.page_targets(batch, extra)
-            with self._custody.committing(live):
-                growth = self._manager.grow_leases(batch.lease_rows, *targets.pages) if targets.all_fit else None
-                if growth is not None:
-                    self._binding.extend_rows(growth)
-                    batch.reserve_tokens(targets.capacity, targets.draft_capacity)
-            if growth is None:
-                self._custody.fire(live, "capacity_exhausted")
-                return Status.REQUEST_FAILED
-            return self._custody.fire(live, "prepare_decode")
+        live = self._live(request, "prepare_decode")
+        batch = live.batch
+        extra = read_headroom(headroom, default_headroom(self._deployment, batch.execution_mode))
+        targets = self._binding.page_targets(batch, extra)
+        with self._custody.committing(live):
+            growth = self._manager.grow_leases(batch.lease_rows, *targets.pages) if targets.all_fit else None
+            if growth is not None:
+                self._binding.extend_rows(growth)
+                batch.reserve_tokens(targets.capacity, targets.draft_capacity)
+        if growth is None:
+            self._custody.fire(live, "capacity_exhausted")
+            return Status.REQUEST_FAILED
+        return self._custody.fire(live, "prepare_decode")
 
+    @serialised
     def can_prepare_decode_step(
         self, request: RequestHandle, *, headroom: DecodingKvHeadroom | None = None
     ) -> NDArray[np.bool_]:
@@ -246,12 +248,12 @@ class ContextCacheCoordinator(HybridMtpOperations):
         Raises:
             ContractError: as for `prepare_decode_step`.
         """
-        with self._custody.serialised("can_prepare_decode_step"):
-            batch = self._live(request, "prepare_decode").batch
-            extra = read_headroom(headroom, default_headroom(self._deployment, batch.execution_mode))
-            targets = self._binding.page_targets(batch, extra)
-            return self._manager.can_grow_leases(batch.lease_rows, *targets.pages) & targets.fit
+        batch = self._live(request, "prepare_decode").batch
+        extra = read_headroom(headroom, default_headroom(self._deployment, batch.execution_mode))
+        targets = self._binding.page_targets(batch, extra)
+        return self._manager.can_grow_leases(batch.lease_rows, *targets.pages) & targets.fit
 
+    @serialised
     def complete_decode_step(
         self,
         request: RequestHandle,
@@ -276,32 +278,32 @@ class ContextCacheCoordinator(HybridMtpOperations):
             ContractError: any of that does not hold. Nothing has changed.
             DeviceError: as for `prepare_prefill`.
         """
-        with self._custody.serialised("complete_decode_step"):
-            live = self._live(request, "complete_decode")
-            batch = live.batch
-            checked = read_advances(advances, batch.size)
-            batch.check_decode(checked)
-            common = read_common_lengths(common_state_lengths, batch.rules.common_lengths, checked.committed)
-            batch.check_common(common, checked.committed)
-            completed = read_slots("publishable_completed_slots", publishable_completed_slots, batch.size)
-            keeps = completed.size > 0 and batch.publishes_generated
-            status = self._sanitizer.sum_step(live, completed if keeps else completed[:0], checked.committed)
-            if status is not Status.OK:
-                return status
-            with self._custody.committing(live):
-                live.captures = live.publication.stage_decode(batch, completed, checked.committed) if keeps else None
-            self._counters.hybrid_capture_synchronizations += live.captures is not None
-            status = self._custody.fire(live, "complete_decode")
-            live.captures = None
-            if status is not Status.OK:
-                return status
-            with self._custody.committing(live):
-                batch.advance(checked, common)
-                live.publication.publish_frozen(batch)
-                if keeps:
-                    live.publication.publish_decode(batch, completed)
+        live = self._live(request, "complete_decode")
+        batch = live.batch
+        checked = read_advances(advances, batch.size)
+        batch.check_decode(checked)
+        common = read_common_lengths(common_state_lengths, batch.rules.common_lengths, checked.committed)
+        batch.check_common(common, checked.committed)
+        completed = read_slots("publishable_completed_slots", publishable_completed_slots, batch.size)
+        keeps = completed.size > 0 and batch.publishes_generated
+        status = self._sanitizer.sum_step(live, completed if keeps else completed[:0], checked.committed)
+        if status is not Status.OK:
             return status
+        with self._custody.committing(live):
+            live.captures = live.publication.stage_decode(batch, completed, checked.committed) if keeps else None
+        self._counters.hybrid_capture_synchronizations += live.captures is not None
+        status = self._custody.fire(live, "complete_decode")
+        live.captures = None
+        if status is not Status.OK:
+            return status
+        with self._custody.committing(live):
+            batch.advance(checked, common)
+            live.publication.publish_frozen(batch)
+            if keeps:
+                live.publication.publish_decode(batch, completed)
+        return status
 
+    @serialised
     def begin_batch_compaction(
         self,
         request: RequestHandle,
@@ -326,24 +328,24 @@ class ContextCacheCoordinator(HybridMtpOperations):
             ContractError: any of that does not hold. Nothing has changed.
             DeviceError: as for `prepare_prefill`.
         """
-        with self._custody.serialised("begin_batch_compaction"):
-            live = self._of(request)
-            unsettled = is_declared(live, "settle_draft")
-            if not unsettled:
-                require_declared(live, "begin_compaction")
-            mapping = read_mapping(old_to_new, new_batch_size, live.batch.size)
-            check_device_mapping(device_batch_mapping, live.batch.size, self._binding.home)
-            if unsettled:
-                status = self._sanitizer.sum_frozen(live, "sum_settled")
-                if status is Status.OK:
-                    status = self._custody.fire(live, "settle_draft")
-                if status is not Status.OK:
-                    return status
-                with self._custody.committing(live):
-                    live.publication.publish_frozen(live.batch)
-            live.compaction = PendingCompaction(mapping, int(new_batch_size), device_batch_mapping)
-            return self._custody.fire(live, "begin_compaction")
+        live = self._of(request)
+        unsettled = is_declared(live, "settle_draft")
+        if not unsettled:
+            require_declared(live, "begin_compaction")
+        mapping = read_mapping(old_to_new, new_batch_size, live.batch.size)
+        check_device_mapping(device_batch_mapping, live.batch.size, self._binding.home)
+        if unsettled:
+            status = self._sanitizer.sum_frozen(live, "sum_settled")
+            if status is Status.OK:
+                status = self._custody.fire(live, "settle_draft")
+            if status is not Status.OK:
+                return status
+            with self._custody.committing(live):
+                live.publication.publish_frozen(live.batch)
+        live.compaction = PendingCompaction(mapping, int(new_batch_size), device_batch_mapping)
+        return self._custody.fire(live, "begin_compaction")
 
+    @serialised
     def compact_batch(self, request: RequestHandle) -> Status:
         """Move rows, lengths and slot state to the new slots, synchronise once, then let the retired sequences go.
 
@@ -355,19 +357,19 @@ class ContextCacheCoordinator(HybridMtpOperations):
             ContractError: no compaction was begun. Nothing has changed.
             DeviceError: as for `prepare_prefill`.
         """
-        with self._custody.serialised("compact_batch"):
-            live = self._live(request, "compact")
-            status = self._custody.fire(live, "compact")
-            compaction = live.compaction
-            if status is not Status.OK or compaction is None:
-                return status
-            with self._custody.committing(live):
-                for lease in live.batch.retired_leases(compaction.mapping):
-                    self._manager.release(lease)
-                live.batch.compact(compaction.mapping)
-                live.compaction = None
+        live = self._live(request, "compact")
+        status = self._custody.fire(live, "compact")
+        compaction = live.compaction
+        if status is not Status.OK or compaction is None:
             return status
+        with self._custody.committing(live):
+            for lease in live.batch.retired_leases(compaction.mapping):
+                self._manager.release(lease)
+            live.batch.compact(compaction.mapping)
+            live.compaction = None
+        return status
 
+    @serialised
     def finish(self, request: RequestHandle) -> Status:
         """End a request: drain what is pending, publish what was frozen, release everything. Idempotent.
 
@@ -377,31 +379,30 @@ class ContextCacheCoordinator(HybridMtpOperations):
         Raises:
             ContractError: the handle is another coordinator's.
         """
-        with self._custody.serialised("finish"):
-            live = self._of(request, may_be_empty=True)
-            if not live.held:
-                return Status.OK
-            status = self._sanitizer.sum_frozen(live, "sum_finished") if live.pending else Status.OK
-            if status is Status.OK:
-                status = self._custody.fire(live, "finish")
-            if status is not Status.OK:
-                return status
-            try:
-                if not live.discards_unpublished:
-                    with self._custody.committing(live):
-                        live.publication.publish_frozen(live.batch)
-            finally:
-                self._custody.release(live)
+        live = self._of(request, may_be_empty=True)
+        if not live.held:
+            return Status.OK
+        status = self._sanitizer.sum_frozen(live, "sum_finished") if live.pending else Status.OK
+        if status is Status.OK:
+            status = self._custody.fire(live, "finish")
+        if status is not Status.OK:
             return status
+        try:
+            if not live.discards_unpublished:
+                with self._custody.committing(live):
+                    live.publication.publish_frozen(live.batch)
+        finally:
+            self._custody.release(live)
+        return status
 
+    @serialised
     def abandon(self, request: RequestHandle) -> Status:
         """End a request without publishing: drain what is pending, release everything. Idempotent.
 
         Returns and raises as `finish`.
         """
-        with self._custody.serialised("abandon"):
-            live = self._of(request, may_be_empty=True)
-            return self._custody.abandon(live) if live.held else Status.OK
+        live = self._of(request, may_be_empty=True)
+        return self._custody.abandon(live) if live.held else Status.OK
 
     def session(self, token_lists: Sequence[Any], **admission_options: Any) -> CoordinatorSession:
         """Return a session over one request, for `with`: see `ctxcache.session.CoordinatorSession`."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import wraps
+from types import TracebackType
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from ctxcache.device.streams import is_per_thread
-from ctxcache.errors import ContractError, InvariantError
+from ctxcache.errors import ContextCacheError, ContractError, DeviceError, InvariantError
 from ctxcache.fsm import DrainFailed, State, fire, is_declared
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.manager import ContextCacheManager
@@ -26,6 +28,29 @@ _ON_HOST_ALONE = frozenset({"can_prepare_decode_step", "clear", "explain", "metr
 
 _FOR_A_HELD_REQUEST = frozenset({"abandon", "finish", "shutdown"})
 """Operations that touch it only where a request is held."""
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class HasCustody(Protocol):
+    """Whose operations `serialised` serialises."""
+
+    _custody: Custody
+
+
+S = TypeVar("S", bound=HasCustody)
+
+
+def serialised(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Make a method an operation of its coordinator, under its own name; see `Custody.run`."""
+
+    @wraps(method)
+    def operation(self: S, /, *arguments: P.args, **options: P.kwargs) -> T:
+        return self._custody.run(method.__name__, method, self, *arguments, **options)
+
+    return operation
 
 
 class Custody:
@@ -43,8 +68,7 @@ class Custody:
     def __init__(self, manager: ContextCacheManager, link: DeviceLink) -> None:
         self._manager = manager
         self._link = link
-        self._lock = threading.Lock()
-        self._thread: int | None = None
+        self._lock = threading.RLock()  # never taken twice: it is one that knows whose it is
         self._home: threading.local | None = None
         if is_per_thread(link.stream):
             self._home = threading.local()  # not the thread's number, which is another thread's after its end
@@ -56,32 +80,27 @@ class Custody:
         self.poisoned = False
         self.poison_cause: BaseException | int | None = None
 
-    @contextmanager
-    def serialised(self, operation: str) -> Iterator[None]:
+    def run(self, operation: str, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         """Run one operation of the coordinator; other threads wait, orphans are looked after at its end.
 
         Raises:
             ContractError: the operation was called from inside another one of the same thread, or the stream is not the
                 coordinator's in this thread.
         """
-        thread = threading.get_ident()
-        # The lock is asked too: an interrupt may have left the note of an operation that has ended.
-        if self._thread == thread and self._lock.locked():
+        if self._is_inside():
             raise ContractError(
                 f"{operation} was called from inside a hook, synchroniser or callback of the same coordinator; "
                 "call it after the running operation has returned"
             )
-        with self._lock:
-            self._thread = thread
+        with (
+            self._lock
+        ):  # in C: no interrupt falls between taking the lock and the block that lets it go, or behind that
             try:
                 self._require_its_stream(operation)
                 self._link.announce(operation)
-                yield
+                return work(*arguments, **options)
             finally:
-                try:
-                    self.reap()
-                finally:
-                    self._thread = None
+                self.reap()
 
     def fire(self, request: Request, trigger: str) -> Status:
         """Run one transition of a request. A failed drain quarantines it; see `ctxcache.fsm.fire` for what is raised.
@@ -99,38 +118,28 @@ class Custody:
                 raise failure.interrupt from None
             return Status.POISONED
         except BaseException:
-            # An upload that broke off halfway has noted rows as uploaded that are not: the next request would read them.
-            self._link.distrust_device_rows()
-            request.discards_unpublished = True
+            self._discard(request)
             raise
         return Status.OK
 
-    @contextmanager
-    def committing(self, request: Request) -> Iterator[None]:
+    def committing(self, request: Request) -> _Committing:
         """Move host state. What raises in here is our own fault, and leaves the request as a failed enqueue does."""
-        try:
-            yield
-        except BaseException as error:
-            self._link.distrust_device_rows()
-            request.discards_unpublished = True
-            if is_declared(request, "device_failed"):
-                fire(request, "device_failed")
-            if isinstance(error, Exception):
-                raise InvariantError(
-                    f"moving host state forward raised {error!r}; please report this, then finish or abandon the request"
-                ) from error
-            raise
+        return _Committing(self, request)
 
-    @contextmanager
-    def condemning(self, request: Request) -> Iterator[None]:
-        """Let the request be fit for nothing but its end when something raises in here."""
-        try:
-            yield
-        except BaseException:
-            request.discards_unpublished = True
-            if is_declared(request, "device_failed"):
-                fire(request, "device_failed")
-            raise
+    def condemning(self, request: Request) -> _Condemning:
+        """Let the request be fit for nothing but its end when something raises in here; what the device raised is `DeviceError`."""
+        return _Condemning(self, request)
+
+    def condemn(self, request: Request) -> None:
+        """Let the request be fit for nothing but its end."""
+        self._discard(request)
+        if is_declared(request, "device_failed"):
+            fire(request, "device_failed")
+
+    def abandon_active(self) -> None:
+        """Abandon the active request, if there is one."""
+        if self.active is not None and self.active.held:
+            self.abandon(self.active)
 
     def abandon(self, request: Request) -> Status:
         """Drain what is pending and release everything, or quarantine."""
@@ -169,16 +178,19 @@ class Custody:
     def drop(self, request: Request) -> None:
         """Hear from a garbage-collected handle. Never waits for another operation, and lets nothing escape."""
         request.dropped = True
-        if not self._lock.acquire(blocking=False):
-            return  # the running operation, or the next one, looks after it
+        if self._is_inside():
+            return  # the running operation looks after it
         try:
-            self._thread = threading.get_ident()
-            self.reap()
+            if self._lock.acquire(blocking=False):  # otherwise the operation that holds it, or the next one, does
+                self.reap()
         except BaseException:  # noqa: BLE001 - nothing may escape from a finaliser
             _LOG.exception("a dropped request could not be abandoned cleanly")
         finally:
-            self._thread = None
-            self._lock.release()
+            # Without asking whether it was taken: an interrupt may have come between that and the note of it.
+            try:  # noqa: SIM105 - `suppress` is Python, in which an interrupt could fall
+                self._lock.release()
+            except RuntimeError:
+                pass
 
     def shutdown(self) -> Status:
         """Stop admitting. A quarantine ends when its drain now succeeds; an active request keeps the coordinator open."""
@@ -224,6 +236,11 @@ class Custody:
         self.poison_cause = None
         self.shut = False
 
+    def _is_inside(self) -> bool:
+        """Whether an operation runs in the calling thread."""
+        is_owned: bool = self._lock._is_owned()  # type: ignore[attr-defined] # noqa: SLF001 - `threading.Condition` asks it too
+        return is_owned
+
     def _require_its_stream(self, operation: str) -> None:
         """Refuse an operation that may touch the device in a thread in which the stream's handle is another stream."""
         if self._has_its_stream() or operation in _ON_HOST_ALONE:
@@ -239,6 +256,12 @@ class Custody:
         """Whether the stream's handle means, in the calling thread, the stream that the coordinator was built for."""
         return self._home is None or getattr(self._home, "is_here", False)
 
+    def _discard(self, request: Request) -> None:
+        """Publish nothing more of the request, and believe nothing of what its uploads noted."""
+        # One that broke off halfway has noted rows as uploaded that are not: the next request would read them.
+        self._link.distrust_device_rows()
+        request.discards_unpublished = True
+
     def _quarantine(self, request: Request, cause: BaseException | int) -> None:
         self.quarantined = request
         self.active = None
@@ -250,3 +273,40 @@ class Custody:
             cause,
             len(request.batch.leases),
         )
+
+
+class _Guard:
+    """What is done to a request when something raises inside the block. No generator, which would outlive an interrupt."""
+
+    __slots__ = ("_custody", "_request")
+
+    def __init__(self, custody: Custody, request: Request) -> None:
+        self._custody = custody
+        self._request = request
+
+    def __enter__(self) -> None:
+        pass
+
+
+class _Committing(_Guard):
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        self._custody.condemn(self._request)
+        if isinstance(error, Exception):
+            raise InvariantError(
+                f"moving host state forward raised {error!r}; please report this, then finish or abandon the request"
+            ) from error
+
+
+class _Condemning(_Guard):
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        self._custody.condemn(self._request)
+        if isinstance(error, Exception) and not isinstance(error, ContextCacheError):
+            raise DeviceError(f"the device ops raised {error!r}; finish or abandon the request") from error

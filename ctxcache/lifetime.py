@@ -34,11 +34,8 @@ def close(custody: Custody, resources: Any) -> None:
     """Abandon the active request and shut down; a device that cannot be proven idle keeps its resources."""
     if custody.shut:
         return
-    with custody.serialised("abandon"):
-        if custody.active is not None and custody.active.held:
-            custody.abandon(custody.active)
-    with custody.serialised("shutdown"):
-        custody.shutdown()
+    custody.run("abandon", custody.abandon_active)
+    custody.run("shutdown", custody.shutdown)
     if not custody.shut:
         _LOG.error("shut down without a proof that the device is idle: its caches and page tables are never freed")
         _UNPROVEN.append((custody, resources))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ctxcache.custody import serialised
 from ctxcache.device.ops import HiddenRow
 from ctxcache.device.snapshots import check_hidden_row
 from ctxcache.errors import ContractError
@@ -22,6 +23,7 @@ from ctxcache.service import CoordinatorService
 class HybridMtpOperations(CoordinatorService):
     """The two operations of a `HYBRID_MTP` deployment; every other kind refuses them."""
 
+    @serialised
     def publish_hybrid_mtp_endpoint(
         self,
         request: RequestHandle,
@@ -51,28 +53,28 @@ class HybridMtpOperations(CoordinatorService):
                 has changed.
             DeviceError: as for `prepare_prefill`.
         """
-        with self._custody.serialised("publish_hybrid_mtp_endpoint"):
-            live = self._live(request, "publish_boundary")
-            row = self._hidden_row(live, slot, base_hidden_states, boundary_hidden_row)
-            batch = live.batch
-            length = read_index("resident_state_length", resident_state_length, 0, int(batch.num_tokens[slot]) + 1)
-            if length == 0:
-                return Status.OK
-            status = self._sanitizer.sum_slots(live, "sum_boundary", (slot,), np.full(batch.size, length, np.int32))
-            if status is not Status.OK:
-                return status
-            with self._custody.committing(live):
-                live.captures = live.publication.stage_boundary(batch, slot, length)
-            if live.captures is None:
-                return Status.OK
-            live.boundary = BoundaryCopy(int(live.captures.recurrent_snapshot_slots[0]), row)
-            status = self._custody.fire(live, "publish_boundary")
-            live.captures = live.boundary = None
-            if status is Status.OK:
-                with self._custody.committing(live):
-                    live.publication.publish_boundary(batch, slot)
+        live = self._live(request, "publish_boundary")
+        row = self._hidden_row(live, slot, base_hidden_states, boundary_hidden_row)
+        batch = live.batch
+        length = read_index("resident_state_length", resident_state_length, 0, int(batch.num_tokens[slot]) + 1)
+        if length == 0:
+            return Status.OK
+        status = self._sanitizer.sum_slots(live, "sum_boundary", (slot,), np.full(batch.size, length, np.int32))
+        if status is not Status.OK:
             return status
+        with self._custody.committing(live):
+            live.captures = live.publication.stage_boundary(batch, slot, length)
+        if live.captures is None:
+            return Status.OK
+        live.boundary = BoundaryCopy(int(live.captures.recurrent_snapshot_slots[0]), row)
+        status = self._custody.fire(live, "publish_boundary")
+        live.captures = live.boundary = None
+        if status is Status.OK:
+            with self._custody.committing(live):
+                live.publication.publish_boundary(batch, slot)
+        return status
 
+    @serialised
     def restore_hybrid_mtp_boundary_hidden(
         self, request: RequestHandle, slot: int, base_hidden_states: Any, destination_row: int
     ) -> Status:
@@ -92,17 +94,16 @@ class HybridMtpOperations(CoordinatorService):
                 sequence that started cold. Nothing has changed.
             DeviceError: as for `prepare_prefill`.
         """
-        with self._custody.serialised("restore_hybrid_mtp_boundary_hidden"):
-            live = self._live(request, "restore_boundary")
-            row = self._hidden_row(live, slot, base_hidden_states, destination_row)
-            require_writable("base_hidden_states", base_hidden_states)
-            snapshot_slot = live.batch.leases[slot].recurrent_snapshot_slot
-            if snapshot_slot is None:
-                raise ContractError(f"slot {slot} started cold, so no hidden row was saved for it; compute it instead")
-            live.boundary = BoundaryCopy(snapshot_slot, row)
-            status = self._custody.fire(live, "restore_boundary")
-            live.boundary = None
-            return status
+        live = self._live(request, "restore_boundary")
+        row = self._hidden_row(live, slot, base_hidden_states, destination_row)
+        require_writable("base_hidden_states", base_hidden_states)
+        snapshot_slot = live.batch.leases[slot].recurrent_snapshot_slot
+        if snapshot_slot is None:
+            raise ContractError(f"slot {slot} started cold, so no hidden row was saved for it; compute it instead")
+        live.boundary = BoundaryCopy(snapshot_slot, row)
+        status = self._custody.fire(live, "restore_boundary")
+        live.boundary = None
+        return status
 
     def _hidden_row(self, live: Request, slot: int, hidden_states: Any, row: int) -> HiddenRow:
         storage = self._binding.link.storage

@@ -104,9 +104,10 @@ class PageSanitizer(NoSanitizer):
         status = self._sum(live, trigger, blocks)
         if status is Status.OK and live.sums is not None:
             label = self._label(trigger)
-            for role, pages, sums in self._read(live.sums):
-                witnesses = zip(pages.tolist(), sums, strict=True)
-                self._witnesses[role].update({page: _Witness(each, label, label) for page, each in witnesses})
+            with self._custody.condemning(live):
+                for role, pages, sums in self._read(live.sums):
+                    witnesses = zip(pages.tolist(), sums, strict=True)
+                    self._witnesses[role].update({page: _Witness(each, label, label) for page, each in witnesses})
         return self._let_go(live, status)
 
     def sum_step(self, live: Request, completed: Int32s, committed: Int32s) -> Status:
@@ -129,9 +130,10 @@ class PageSanitizer(NoSanitizer):
         if not base.size and not draft.size:
             return Status.OK
         resources, ops = self._link.resources, self._link.ops
-        base_sums = allocate_sums(ops, resources.base_cache, base.size) if base.size else None
-        cache = resources.draft_cache
-        draft_sums = allocate_sums(ops, cache, draft.size) if draft.size and cache is not None else None
+        with self._custody.condemning(live):
+            base_sums = allocate_sums(ops, resources.base_cache, base.size) if base.size else None
+            cache = resources.draft_cache
+            draft_sums = allocate_sums(ops, cache, draft.size) if draft.size and cache is not None else None
         live.sums = PageSums(base, base_sums, draft, draft_sums)
         return self._custody.fire(live, trigger)
 

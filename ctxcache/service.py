@@ -11,7 +11,7 @@ from ctxcache.acquisition import Acquirer, effective_lookup_policy
 from ctxcache.admission import ContextCacheBatchAdmission
 from ctxcache.binding import bind_device
 from ctxcache.config import EXECUTION_MODES, ContextCacheConfig, DeploymentConfig
-from ctxcache.custody import Custody
+from ctxcache.custody import Custody, serialised
 from ctxcache.device.ops import DeviceOps, StreamSynchronizer
 from ctxcache.device.resources import ContextCachePhysicalResources, check_devices, check_successor
 from ctxcache.device.streams import same_stream
@@ -74,6 +74,7 @@ class CoordinatorService:
         binding.bind(self._custody)
         weakref.finalize(self, end_of_life, self._custody, resources)
 
+    @serialised
     def shutdown(self) -> Status:
         """Stop admitting, and end a quarantine by proving the device idle. Idempotent; published records stay.
 
@@ -81,12 +82,12 @@ class CoordinatorService:
             `OK`; `POISONED` when the drain failed again and the quarantine is kept; `REQUEST_FAILED` while a request is
             active.
         """
-        with self._custody.serialised("shutdown"):
-            status = self._custody.shutdown()
-            if status is Status.OK:
-                self._binding.unbind(self._custody)
-            return status
+        status = self._custody.shutdown()
+        if status is Status.OK:
+            self._binding.unbind(self._custody)
+        return status
 
+    @serialised
     def recover(self) -> Status:
         """Reopen admission after a poisoning that `shutdown()` has ended with `OK`.
 
@@ -100,35 +101,34 @@ class CoordinatorService:
                 another coordinator meanwhile.
             InvariantError: the manager's state is damaged; the coordinator stays shut.
         """
-        with self._custody.serialised("recover"):
-            self._custody.require_recoverable()
-            self._binding.bind(self._custody)
-            self._binding.distrust_device_rows()
-            self._custody.recover()
-            return Status.OK
+        self._custody.require_recoverable()
+        self._binding.bind(self._custody)
+        self._binding.distrust_device_rows()
+        self._custody.recover()
+        return Status.OK
 
+    @serialised
     def clear(self) -> None:
         """Evict every record and forget every key: weights were reloaded, an adapter replaced under its name.
 
         Raises:
             ContractError: a request is active or quarantined. Nothing has changed.
         """
-        with self._custody.serialised("clear"):
-            if not self.idle:
-                raise ContractError("clear() is refused while a request is active or quarantined; finish it first")
-            self._manager.clear()
-            self._identities.clear()
+        if not self.idle:
+            raise ContractError("clear() is refused while a request is active or quarantined; finish it first")
+        self._manager.clear()
+        self._identities.clear()
 
+    @serialised
     def explain(self, admission: ContextCacheBatchAdmission) -> list[MatchExplanation]:
         """Say for each sequence what it would reuse now, and why not more. Changes nothing.
 
         Raises:
             ContractError: as for `begin_request`.
         """
-        with self._custody.serialised("explain"):
-            intakes = read_admission(admission, self._binding.max_batch_size, EXECUTION_MODES[self._kind])
-            policy = self._lookup_policy(admission, intakes)
-            return [self._explain_one(admission, index, intake, policy) for index, intake in enumerate(intakes)]
+        intakes = read_admission(admission, self._binding.max_batch_size, EXECUTION_MODES[self._kind])
+        policy = self._lookup_policy(admission, intakes)
+        return [self._explain_one(admission, index, intake, policy) for index, intake in enumerate(intakes)]
 
     def _explain_one(
         self,
@@ -146,10 +146,10 @@ class CoordinatorService:
             other_identity=self._identities.knows_another(intake.tokens, intake.media, intake.extras),
         )
 
+    @serialised
     def metrics(self) -> ContextCacheMetrics:
         """Return a snapshot of all counters and of the present occupancy."""
-        with self._custody.serialised("metrics"):
-            return _snapshot(self._counters, self._manager)
+        return _snapshot(self._counters, self._manager)
 
     @property
     def manager(self) -> ContextCacheManager:
@@ -181,6 +181,7 @@ class CoordinatorService:
         """Whether no request is active or quarantined."""
         return self._custody.active is None and self._custody.quarantined is None
 
+    @serialised
     def replace_device_ops(self, device_ops: DeviceOps) -> None:
         """Let all later device work go through other ops: wrappers of the present ones, for tests.
 
@@ -188,12 +189,11 @@ class CoordinatorService:
             ContractError: a request is active or quarantined. Nothing has changed.
             DeploymentError: they work on another device than the present ones. Nothing has changed.
         """
-        with self._custody.serialised("replace_device_ops"):
-            if not self.idle:
-                raise ContractError("device ops are replaced between requests; finish the present one first")
-            check_devices(device_ops, self._kind, self._binding.link.resources)
-            check_successor(device_ops, self._binding.link.ops)
-            self._binding.link.ops = device_ops
+        if not self.idle:
+            raise ContractError("device ops are replaced between requests; finish the present one first")
+        check_devices(device_ops, self._kind, self._binding.link.resources)
+        check_successor(device_ops, self._binding.link.ops)
+        self._binding.link.ops = device_ops
 
     def __enter__(self) -> Self:
         return self

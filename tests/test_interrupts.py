@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple
 
 import pytest
+from device_support import in_another_thread
 
 import ctxcache.acquisition
 import ctxcache.fsm.machine
@@ -14,9 +17,10 @@ from ctxcache.acquisition import Acquirer
 from ctxcache.custody import Custody
 from ctxcache.handle import RequestHandle
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
+from ctxcache.testing.deferred import DeferredDeviceOps
 from ctxcache.testing.fake_runtime import FakeRuntime
 from ctxcache.testing.scripts import LONG, SHORT
-from ctxcache.testing.sweep import aftermath
+from ctxcache.testing.sweep import aftermath, check_balance
 
 
 @pytest.mark.parametrize(
@@ -110,3 +114,145 @@ def test_a_failed_drain_quarantines_though_it_was_interrupted(
     assert runtime.settle()
     assert coordinator.manager.num_leases == 0
     assert aftermath(runtime) == []
+
+
+class Place(NamedTuple):
+    """Where an interrupt can fall: Python looks for signals when a call into C returns, and when a function is entered."""
+
+    code: str
+    line: int
+    event: str
+    callee: str
+
+
+class Interrupts:
+    """A profiler that raises where a signal handler could, at the `strike`-th place within an operation; none for -1."""
+
+    operations = (Custody.run.__code__, Custody.drop.__code__)
+    device = DeferredDeviceOps._run_oldest.__code__  # what the GPU does, which no interrupt stops
+
+    def __init__(self, strike: int) -> None:
+        self.strike = strike
+        self.places: list[Place] = []
+        self._inside: list[FrameType] = []
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        """See `sys.setprofile`."""
+        if event == "return" and self._inside and frame is self._inside[-1]:
+            self._inside.pop()
+        if event == "call" and frame.f_code in (*self.operations, self.device):
+            self._inside.append(frame)
+        if event not in ("call", "c_return") or not self._inside or self._inside[-1].f_code is self.device:
+            return
+        self.places.append(Place(frame.f_code.co_qualname, frame.f_lineno, event, getattr(argument, "__name__", "")))
+        if len(self.places) - 1 == self.strike:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    def watch(self, work: Callable[[FakeRuntime], None], runtime: FakeRuntime) -> BaseException | None:
+        """Let a runtime do something; returns what it raised."""
+        before = sys.getprofile()
+        sys.setprofile(self)
+        try:
+            work(runtime)
+        except BaseException as error:  # noqa: BLE001 - an interrupt is what is looked for
+            return error
+        finally:
+            sys.setprofile(before)
+            self._inside.clear()  # frames keep what is in them alive
+        return None
+
+
+def begun(runtime: FakeRuntime) -> None:
+    """A request of two sequences."""
+    runtime.begin([LONG, SHORT])
+
+
+def prefilling(runtime: FakeRuntime) -> None:
+    """The same with its prefill enqueued."""
+    begun(runtime)
+    runtime.prepare()
+    runtime.compute_prompts()
+
+
+def prefilled(runtime: FakeRuntime) -> None:
+    """The same, prefilled."""
+    begun(runtime)
+    runtime.prefill()
+
+
+def in_step(runtime: FakeRuntime) -> None:
+    """The same, with a step computed."""
+    prefilled(runtime)
+    runtime.grow()
+    runtime.compute_step()
+    runtime.wait()
+
+
+def decoded(runtime: FakeRuntime) -> None:
+    """The same, after that step."""
+    prefilled(runtime)
+    runtime.decode([0])
+
+
+def compacting(runtime: FakeRuntime) -> None:
+    """The same, about to lose its first sequence."""
+    decoded(runtime)
+    runtime.begin_compaction([1])
+
+
+def waited(runtime: FakeRuntime) -> None:
+    """Prefilled, and not yet reported."""
+    prefilling(runtime)
+    runtime.wait()
+
+
+LIFE: dict[str, tuple[Callable[[FakeRuntime], None], Callable[[FakeRuntime], None]]] = {
+    "begin": (lambda runtime: None, begun),
+    "prepare": (begun, FakeRuntime.prepare),
+    "finalize": (waited, FakeRuntime.finalize),
+    "grow": (prefilled, FakeRuntime.grow),
+    "complete": (in_step, lambda runtime: runtime.complete([0])),
+    "begin compaction": (decoded, lambda runtime: runtime.begin_compaction([1])),
+    "compact": (compacting, FakeRuntime.compact),
+    "finish": (prefilled, FakeRuntime.finish),
+    "abandon": (prefilling, FakeRuntime.abandon),
+    "drop": (prefilling, FakeRuntime.drop),
+    "metrics": (begun, lambda runtime: runtime.coordinator.metrics()),
+}
+
+
+@pytest.mark.parametrize("kind", [Kind.VANILLA, Kind.EAGLE, Kind.HYBRID_MTP], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("operation", LIFE)
+def test_an_interrupt_anywhere_leaves_a_coordinator_that_goes_on(
+    operation: str, kind: Kind, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At every place of every operation, with the exception kept: no thread waits, the request can be abandoned, no page is lost."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
+    caplog.set_level(logging.CRITICAL, logger="ctxcache")
+    before, work = LIFE[operation]
+    wrong: list[tuple[Place, list[str]]] = []
+    for turn in range(2):  # the first one also loads what is compiled
+        runtime = FakeRuntime(kind)
+        before(runtime)
+        quiet = Interrupts(-1)
+        assert quiet.watch(work, runtime) is None, turn
+    strikes = {place: index for index, place in reversed(list(enumerate(quiet.places)))}
+    assert len(strikes) > 40
+    for place, strike in strikes.items():
+        runtime = FakeRuntime(kind)
+        before(runtime)
+        kept = Interrupts(strike).watch(work, runtime)
+        violations: list[str] = []
+        in_another_thread(runtime.coordinator.metrics)
+        if not runtime.settle():
+            violations.append("still poisoned")
+        check_balance(runtime, violations)
+        state = None if runtime.handle is None else runtime.handle.inspect().state
+        del kept
+        if runtime.handle is not None and runtime.handle.inspect().state is not state:
+            violations.append("the request went on when the exception was forgotten")
+        violations += runtime.violations + runtime.ledger.violations
+        if violations:
+            wrong.append((place, violations))
+    assert wrong == []

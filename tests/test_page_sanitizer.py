@@ -7,9 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ctxcache import PageCorruptionError, ResourceType
+from ctxcache import ContractError, DeviceError, PageCorruptionError, ResourceType
 from ctxcache.fsm import FaultGroup, fault_points
 from ctxcache.fsm.table import SANITIZER_TRANSITIONS
+from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.testing import Fault, FaultMode, FaultPlan
 from ctxcache.testing.fake_runtime import FakeRuntime
@@ -144,6 +145,40 @@ def test_sums_are_freed_once_they_were_read() -> None:
     runtime.prefill([9])
     assert runtime.coordinator._custody.active.sums is None
     runtime.finish()
+
+
+@pytest.mark.parametrize("call", ["allocate", "to_host"])
+@pytest.mark.parametrize("operation", ["prepare_prefill", "finalize_prefill", "finish"])
+def test_a_device_without_room_for_sums_ends_the_request(
+    call: str, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be checked does not run on, and what cannot be summed is not published; nothing is lost."""
+    runtime = FakeRuntime(Kind.EAGLE if operation == "finish" else Kind.VANILLA, page_sanitizer=True)
+    publish(runtime)
+    records = len(list(runtime.coordinator.manager.records))
+    runtime.begin([[*PROMPT, 2, 0, 1, 2, 2, 0, 1, 0]])
+    if operation != "prepare_prefill":
+        runtime.prepare()
+        runtime.compute_prompts()
+        runtime.wait()
+    if operation == "finish":
+        runtime.finalize()
+
+    def refuse(*_: object) -> None:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as full:
+        full.setattr(runtime.ops, call, refuse)
+        with pytest.raises(DeviceError, match="no room"):
+            {"prepare_prefill": runtime.prepare, "finalize_prefill": runtime.finalize, "finish": runtime.finish}[
+                operation
+            ]()
+    assert runtime.request.inspect().state.value.startswith("finishing")
+    with pytest.raises(ContractError):
+        runtime.coordinator.prepare_decode_step(runtime.request)
+    assert runtime.coordinator.finish(runtime.request) is Status.OK
+    assert len(list(runtime.coordinator.manager.records)) == records
+    assert aftermath(runtime) == []
 
 
 def test_a_model_without_pages_has_nothing_to_sum() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +38,6 @@ from ctxcache import (
     hash_opaque_identity,
     validate_context_cache_deployment,
 )
-from ctxcache.custody import Custody
 
 ATTENTION_LAYER = AttentionLayerConfig(1, 4)
 ENGINE = EngineConfig((LayerType.ATTENTION,), (ATTENTION_LAYER,))
@@ -222,31 +219,6 @@ def test_a_second_acquisition_that_raises_gives_back_the_first(monkeypatch):
             harness.begin(T(20), V(9))
     assert manager.num_leases == 0
     harness.run(T(21), V(9))
-
-
-def test_an_interrupt_at_the_end_of_an_operation_does_not_shut_its_thread_out():
-    """An interrupt that arrives while an operation lets go must not turn every later call into a refused re-entry."""
-    harness = Harness(max_tokens=64, page=8)
-    lines = inspect.getsourcelines(Custody.serialised.__wrapped__)
-    last = lines[1] + len(lines[0]) - 1  # the line that notes that no thread is inside
-    tracer = sys.gettrace()  # whoever measures coverage goes on behind this test
-
-    def interrupt(frame: Any, event: str, argument: Any) -> Any:
-        del argument
-        if frame.f_code.co_name != "serialised":
-            return None
-        if event == "line" and frame.f_lineno == last:
-            sys.settrace(tracer)
-            raise KeyboardInterrupt
-        return interrupt
-
-    sys.settrace(interrupt)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            harness.coordinator.metrics()
-    finally:
-        sys.settrace(tracer)
-    harness.run(T(20))
 
 
 def test_a_common_length_beyond_the_draft_pages_is_refused():

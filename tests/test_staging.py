@@ -59,7 +59,7 @@ def ops_on_slow_buffers() -> NumbaDeviceOps:
 
 def kept(ring: StagingRing) -> list[Any]:
     """The buffers that were taken and not given back, which the ring keeps alive."""
-    return list(ring._taken.values())
+    return [buffer for buffer in ring._alive.values() if buffer not in ring._buffers]
 
 
 MANY = INLINE_INTS + 4
@@ -329,6 +329,37 @@ def test_threads_share_no_buffer_of_a_ring() -> None:
         for result in [pool.submit(work) for _ in range(4)]:
             result.result()
     assert clashes == []
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["growing", "full"])
+@pytest.mark.parametrize("call", ["is_idle", "mark_used"])
+def test_a_ring_is_used_inside_its_own_calls(
+    made: list[SlowBuffer], monkeypatch: pytest.MonkeyPatch, call: str, full: bool
+) -> None:
+    """A finaliser or signal handler may upload at any moment of an upload: nobody waits, and no buffer has two users."""
+    ring = StagingRing(SlowBuffer)
+    for _ in range(64 if full else 2):
+        ring.give_back(ring.take(10), 0)
+    made[1].reading = False
+    original = getattr(SlowBuffer, call)
+    inner: list[Any] = []
+
+    def interrupted(buffer: SlowBuffer, *arguments: Any) -> Any:
+        monkeypatch.setattr(SlowBuffer, call, original)
+        inner.append(ring.take(10))
+        answer = original(buffer, *arguments)
+        ring.give_back(inner[0], 0)
+        return answer
+
+    outer = ring.take(10)
+    monkeypatch.setattr(SlowBuffer, call, interrupted)
+    if call == "is_idle":
+        outer = ring.take(10)
+    ring.give_back(outer, 0)
+    assert len(inner) == 1
+    assert inner[0] is not outer
+    assert len(set(map(id, ring._buffers))) == len(ring)
+    assert kept(ring) == [] if call == "mark_used" else len(kept(ring)) == 1
 
 
 class YieldingBuffer(SlowBuffer):

@@ -17,13 +17,11 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from ctxcache.device.arrays import CUDA, ArrayView
 from ctxcache.device.context import SIMULATED, CudaDevice, cuda
 from ctxcache.device.inline import INLINE_WORDS, NO_WORDS
 from ctxcache.device.ops import StreamSynchronizer
 from ctxcache.device.prepared import Driver, PreparedKernel
 from ctxcache.device.streams import stream_handle
-from ctxcache.errors import ContractError
 
 THREADS = 4 if SIMULATED else 128
 """Threads of a block. The simulator makes an OS thread of each."""
@@ -218,10 +216,3 @@ def _prepared_kernel(driver: Driver, kernel: Any, num_arguments: int) -> Prepare
     except (AttributeError, TypeError, ValueError):
         return None
     return PreparedKernel(driver, handle, num_arguments, num_words, owner=(compiled, function))
-
-
-def device_address(name: str, view: ArrayView) -> int:
-    """Return the address of an array that kernels can reach; `ContractError` for one in host memory."""
-    if not SIMULATED and view.place != CUDA:
-        raise ContractError(f"{name} lies in {view.place} memory; pass a device array")
-    return view.address

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -39,10 +38,13 @@ class Buffer(Protocol):
 
 
 class StagingRing:
-    """Buffers in the order of their last use. Only one whose mark the device has passed is written again. For any thread.
+    """Buffers in the order of their last use. Only one whose mark the device has passed is written again.
 
     While earlier uploads are outstanding the ring grows instead of waiting, up to `_MAX_BUFFERS` buffers. Where all of them are
     still to be read, the oldest is waited for.
+
+    For any thread, and for finalisers and signal handlers within a call: there is no lock. Whoever has taken a buffer out of
+    the ring has it alone, and only then asks whether it is idle.
 
     A buffer that was taken and is not given back, because its launch failed or was interrupted, may or may not have a reader:
     it is kept alive, and never written again.
@@ -50,49 +52,56 @@ class StagingRing:
 
     def __init__(self, make_buffer: Callable[[int], Buffer]) -> None:
         self._make_buffer = make_buffer
-        self._lock = threading.Lock()
         self._buffers: deque[Buffer] = deque()
-        self._taken: dict[int, Buffer] = {}
+        self._alive: dict[int, Buffer] = {}
 
     def __len__(self) -> int:
         return len(self._buffers)
 
     def take(self, num_bytes: int) -> Buffer:
         """Return a buffer of at least `num_bytes` that nothing reads. Follow with `give_back` once its reader is enqueued."""
-        with self._lock:
-            buffer, is_idle = self._next()
-            if buffer is not None:
-                self._taken[id(buffer)] = buffer
+        buffer = self._take_idle()
         if buffer is not None:
-            if not is_idle:
-                buffer.wait()
             if buffer.capacity >= num_bytes:
                 return buffer
-            del self._taken[id(buffer)]
+            del self._alive[id(buffer)]
         buffer = self._make_buffer(max(_MIN_BYTES, 1 << (num_bytes - 1).bit_length()))
-        self._taken[id(buffer)] = buffer
+        self._alive[id(buffer)] = buffer
         return buffer
 
     def give_back(self, buffer: Buffer, stream: Any) -> None:
         """Return a buffer whose reader has been enqueued on `stream`."""
         buffer.mark_used(stream)
-        with self._lock:
-            self._buffers.append(buffer)
-            del self._taken[id(buffer)]
+        self._buffers.append(buffer)
 
-    def _next(self) -> tuple[Buffer | None, bool]:
-        """Remove the buffer to use next, and say whether its mark has been passed; `None` where a new one is to be made."""
-        if not self._buffers:
-            return None, True
-        if self._buffers[0].is_idle():
-            return self._buffers.popleft(), True
-        if len(self._buffers) < _MAX_BUFFERS:
-            return None, True
-        for buffer in self._buffers:  # those of other streams may be idle behind the oldest
-            if buffer.is_idle():
-                self._buffers.remove(buffer)
-                return buffer, True
-        return self._buffers.popleft(), False
+    def _take_idle(self) -> Buffer | None:
+        """Take a buffer that nothing reads; `None` where a new one is to be made."""
+        try:
+            oldest = self._buffers.popleft()
+        except IndexError:
+            return None
+        if oldest.is_idle():
+            return oldest
+        if len(self._buffers) + 1 < _MAX_BUFFERS:
+            self._buffers.appendleft(oldest)
+            return None
+        for buffer in tuple(self._buffers):  # those of other streams may be idle behind the oldest
+            if buffer.is_idle() and self._remove(buffer):
+                self._buffers.appendleft(oldest)
+                if buffer.is_idle():  # still: somebody may have used it before it was removed
+                    return buffer
+                self._buffers.append(buffer)
+                return None
+        oldest.wait()
+        return oldest
+
+    def _remove(self, buffer: Buffer) -> bool:
+        """Take one buffer out of the ring; `False` where somebody else has."""
+        try:
+            self._buffers.remove(buffer)
+        except ValueError:
+            return False
+        return True
 
 
 class ChangeArena:

@@ -131,7 +131,7 @@ class FaultInjector:
         plan: what fails; replacing it, between operations, starts the occurrences from 1 and forgets what was to strike.
         counts: how often each point was reached.
         log: every point reached, in order.
-        fired: every point that failed, in order.
+        fired: every point at which a fault struck, in order; what has failed by then depends on its `FaultMode`.
     """
 
     def __init__(self, inner: DeviceOps, plan: FaultPlan | None = None) -> None:
