@@ -29,7 +29,6 @@ _ON_HOST_ALONE = frozenset({"can_prepare_decode_step", "clear", "explain", "metr
 _FOR_A_HELD_REQUEST = frozenset({"abandon", "finish", "shutdown"})
 """Operations that touch it only where a request is held."""
 
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -92,9 +91,8 @@ class Custody:
                 f"{operation} was called from inside a hook, synchroniser or callback of the same coordinator; "
                 "call it after the running operation has returned"
             )
-        with (
-            self._lock
-        ):  # in C: no interrupt falls between taking the lock and the block that lets it go, or behind that
+        # In C: no interrupt falls between taking the lock and the block that lets it go.
+        with self._lock:
             try:
                 self._require_its_stream(operation)
                 self._link.announce(operation)
