@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from ctxcache.device.streams import is_per_thread
-from ctxcache.errors import ContextCacheError, ContractError, DeviceError, InvariantError
+from ctxcache.errors import ContractError, InvariantError
 from ctxcache.fsm import DrainFailed, State, fire, is_declared
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.manager import ContextCacheManager
@@ -91,14 +91,29 @@ class Custody:
                 f"{operation} was called from inside a hook, synchroniser or callback of the same coordinator; "
                 "call it after the running operation has returned"
             )
-        # In C: no interrupt falls between taking the lock and the block that lets it go.
-        with self._lock:
+        try:
+            self._lock.acquire()
+            request = self.active
+            state = request.state if request is not None else None
             try:
                 self._require_its_stream(operation)
                 self._link.announce(operation)
                 return work(*arguments, **options)
+            except Exception:
+                raise
+            except BaseException:
+                # An interrupt behind a transition: what the host had still to move for it has not moved.
+                if request is not None and request.state is not state:
+                    self.condemn(request)
+                raise
             finally:
                 self.reap()
+        finally:
+            # Without asking whether it was taken: an interrupt may have come between that and the note of it.
+            try:  # noqa: SIM105 - `suppress` is Python, in which an interrupt could fall
+                self._lock.release()
+            except RuntimeError:
+                pass
 
     def fire(self, request: Request, trigger: str) -> Status:
         """Run one transition of a request. A failed drain quarantines it; see `ctxcache.fsm.fire` for what is raised.
@@ -125,7 +140,7 @@ class Custody:
         return _Committing(self, request)
 
     def condemning(self, request: Request) -> _Condemning:
-        """Let the request be fit for nothing but its end when something raises in here; what the device raised is `DeviceError`."""
+        """Let the request be fit for nothing but its end when something raises in here."""
         return _Condemning(self, request)
 
     def condemn(self, request: Request) -> None:
@@ -184,8 +199,7 @@ class Custody:
         except BaseException:  # noqa: BLE001 - nothing may escape from a finaliser
             _LOG.exception("a dropped request could not be abandoned cleanly")
         finally:
-            # Without asking whether it was taken: an interrupt may have come between that and the note of it.
-            try:  # noqa: SIM105 - `suppress` is Python, in which an interrupt could fall
+            try:  # noqa: SIM105 - as above
                 self._lock.release()
             except RuntimeError:
                 pass
@@ -303,8 +317,5 @@ class _Condemning(_Guard):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None:
-            return
-        self._custody.condemn(self._request)
-        if isinstance(error, Exception) and not isinstance(error, ContextCacheError):
-            raise DeviceError(f"the device ops raised {error!r}; finish or abandon the request") from error
+        if error is not None:
+            self._custody.condemn(self._request)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from ctxcache.batch import NOT_FROZEN, Batch
 from ctxcache.custody import Custody
 from ctxcache.device.sums import allocate_sums, fold
-from ctxcache.errors import PageCorruptionError
+from ctxcache.errors import DeviceError, PageCorruptionError
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.ids import LayerType
 from ctxcache.intake import Int32s
@@ -130,9 +131,9 @@ class PageSanitizer(NoSanitizer):
         if not base.size and not draft.size:
             return Status.OK
         resources, ops = self._link.resources, self._link.ops
-        with self._custody.condemning(live):
+        cache = resources.draft_cache
+        with self._custody.condemning(live), _AskingDevice():
             base_sums = allocate_sums(ops, resources.base_cache, base.size) if base.size else None
-            cache = resources.draft_cache
             draft_sums = allocate_sums(ops, cache, draft.size) if draft.size and cache is not None else None
         live.sums = PageSums(base, base_sums, draft, draft_sums)
         return self._custody.fire(live, trigger)
@@ -145,7 +146,13 @@ class PageSanitizer(NoSanitizer):
 
     def _read(self, sums: PageSums) -> list[tuple[str, Int32s, NDArray[np.int64]]]:
         sides = (("base", sums.base_pages, sums.base_sums), ("draft", sums.draft_pages, sums.draft_sums))
-        return [(role, pages, fold(self._link.ops.to_host(array))) for role, pages, array in sides if array is not None]
+        read = []
+        for role, pages, array in sides:
+            if array is not None:
+                with _AskingDevice():
+                    host = self._link.ops.to_host(array)
+                read.append((role, pages, fold(host)))
+        return read
 
     def _compare(self, role: str, pages: Int32s, sums: NDArray[np.int64]) -> None:
         known = self._witnesses[role]
@@ -180,6 +187,19 @@ class PageSanitizer(NoSanitizer):
             if page in path:
                 return record.serial
         return None
+
+
+class _AskingDevice:
+    """Turns whatever device ops raise while they allocate or copy into a `DeviceError`."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception):
+            raise DeviceError(f"the device ops raised {error!r} at page sums; finish or abandon the request") from error
 
 
 _OPERATIONS = {

@@ -96,9 +96,7 @@ class CoordinatorSession:
         Raises:
             ContractError: the `with` block was not entered, or the request was refused there.
         """
-        if self._handle is None:
-            raise ContractError("the session has no request yet; enter its with block first")
-        return self._handle
+        return self._require_begun()
 
     @property
     def stream(self) -> Any:
@@ -108,14 +106,19 @@ class CoordinatorSession:
     @property
     def prefill_starts(self) -> list[int]:
         """For each sequence the token offset at which prefill begins; `ContractError` as for `handle`."""
-        _ = self.handle  # refuses while there is none
+        self._require_begun()
         return list(self._prefill_starts)
 
     @property
     def active(self) -> list[int]:
         """Original indices of the sequences that still decode, in slot order; `ContractError` as for `handle`."""
-        _ = self.handle  # refuses while there is none
+        self._require_begun()
         return list(self._active)
+
+    def _require_begun(self) -> RequestHandle:
+        if self._handle is None:
+            raise ContractError("the session has no request yet; enter its with block first")
+        return self._handle
 
     def __enter__(self) -> Self:
         coordinator = self._coordinator

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from device_support import build_rig, even_engine, hybrid_engine, in_another_thread, ints, jobs, mtp_deployment
 
-from ctxcache import ContextCacheConfig, ContextCacheCoordinator, DeploymentError
+from ctxcache import ContextCacheConfig, ContextCacheCoordinator, ContractError, DeploymentError
 from ctxcache.config import AttentionLayerConfig, DeploymentConfig, EngineConfig
 from ctxcache.device.arrays import view_array
 from ctxcache.device.caches import HybridCacheManager
@@ -100,6 +100,18 @@ def result_of_a_run(ops: Any) -> list[np.ndarray]:
     for array in (rig.base.kv_lengths, *rig.base.slot_arrays):
         rig.ops.of(image, array)[2:3] = 0  # undefined behind the batch
     return [image, ops.to_host(table.kernel_view), ops.to_host(sums)]
+
+
+def test_a_mapping_on_another_device_is_refused(ops: NumbaDeviceOps) -> None:
+    """PyTorch's arrays say where they lie: one of the first device is not written by kernels of the second."""
+    torch = pytest.importorskip("torch")
+    stranger, own = (torch.full((4,), 7, dtype=torch.int32, device=f"cuda:{device}") for device in (0, 1))
+    torch.cuda.synchronize(1)
+    with pytest.raises(ContractError, match="device_mapping lies on cuda 0 and the device ops work on cuda 1"):
+        ops.upload_mapping(ints(0, -1, 1), stranger, None)
+    ops.upload_mapping(ints(0, -1, 1), own, None)
+    ops.synchronize(None, None)
+    assert (stranger.tolist(), own.tolist()) == ([7] * 4, [0, -1, 1, 7])
 
 
 def test_every_op_works_on_its_own_device(ops: NumbaDeviceOps) -> None:

@@ -15,7 +15,8 @@ HOST = "host"
 CUDA = "cuda"
 SIMULATOR = "simulator"
 
-_DLPACK_PLACES = {1: HOST, 2: CUDA, 3: HOST, 13: CUDA}
+_DLPACK_CUDA = 2
+_DLPACK_PLACES = {1: HOST, _DLPACK_CUDA: CUDA, 3: HOST, 13: CUDA}
 """Device types of DLPack: CPU, CUDA, pinned host memory, managed memory."""
 
 _DLPACK_LETTERS = {0: "i", 1: "u", 2: "f"}
@@ -230,7 +231,8 @@ def _dlpack_device(array: Any) -> tuple[str, int] | None:
         kind, device = array.__dlpack_device__()
     except (AttributeError, TypeError, RuntimeError, BufferError):
         return None
-    return _DLPACK_PLACES.get(int(kind), f"DLPack device {int(kind)}"), int(device)
+    # Host, pinned and managed memory belong to no one device: DLPack says 0 for each.
+    return _DLPACK_PLACES.get(int(kind), f"DLPack device {int(kind)}"), int(device) if kind == _DLPACK_CUDA else -1
 
 
 class _DLTensor(ctypes.Structure):

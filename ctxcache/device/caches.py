@@ -251,8 +251,7 @@ class HybridCacheManager(Ownership):
 
 def home_of(ops: DeviceOps, cache: HybridCacheManager) -> Home:
     """Say where ops work: where the lengths of a cache of theirs lie, on the device that they name, or that the lengths do."""
-    view = cache.lengths_view
-    ordinal = device_ordinal_of(ops)
+    view, ordinal = cache.lengths_view, device_ordinal_of(ops)
     return Home(view.place, device_of(cache.kv_lengths, view) if ordinal is None else ordinal)
 
 

@@ -70,8 +70,7 @@ class NumbaDeviceOps:
             same and takes a few times the host time; so does a release of Numba that does not give the handle.
 
     Raises:
-        DeploymentError: on construction, where there is neither a GPU nor the simulator; names the two commands that
-            help. Also where another context than the device's primary one is current.
+        DeploymentError: on construction, where there is neither a GPU nor the simulator; names what helps. Also where another context than the device's primary one is current.
     """
 
     def __init__(self, *, prepared_launches: bool = True) -> None:

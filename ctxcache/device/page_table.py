@@ -121,7 +121,7 @@ class KVPageTable(Ownership):
 
     @property
     def has_changes(self) -> bool:
-        """Whether rows were touched since the last upload; the next upload may still find that nothing differs."""
+        """Whether rows were touched since the last upload, or the device's may be wrong; an upload may yet find no difference."""
         return self._has_changes or self._is_view_unknown
 
     def host_row(self, slot: int) -> Int32s:

@@ -85,7 +85,7 @@ class StagingRing:
         if len(self._buffers) + 1 < _MAX_BUFFERS:
             self._buffers.appendleft(oldest)
             return None
-        for buffer in tuple(self._buffers):  # those of other streams may be idle behind the oldest
+        for buffer in self._buffers.copy():  # those of other streams may be idle behind the oldest
             if buffer.is_idle() and self._remove(buffer):
                 self._buffers.appendleft(oldest)
                 if buffer.is_idle():  # still: somebody may have used it before it was removed

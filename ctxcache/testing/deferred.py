@@ -18,8 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.device.arrays import check_int32_array
-from ctxcache.device.caches import check_batches, check_lengths
+from ctxcache.device.arrays import check_int32_array, check_int32_target
+from ctxcache.device.caches import INT32_LIMIT, check_batches, check_lengths
+from ctxcache.device.checks import as_index
 from ctxcache.device.ops import (
     ABSENT,
     HiddenRow,
@@ -148,7 +149,11 @@ class DeferredDeviceOps:
     def upload_rows(self, table: Any, stream: Any) -> None:
         """Enqueue the changes that the table has now."""
         upload = table.freeze_upload() if hasattr(table, "freeze_upload") else table
-        self._enqueue(lambda: self.inner.upload_rows(upload, stream))
+        try:
+            self._enqueue(lambda: self.inner.upload_rows(upload, stream))
+        except BaseException:
+            table.forget_device_rows()
+            raise
 
     def reset_lengths(self, cache: Any, reuse_lengths: Int32s, stream: Any) -> None:
         """Enqueue."""
@@ -159,6 +164,10 @@ class DeferredDeviceOps:
     def advance_lengths(self, cache: Any, increment: Any, stream: Any) -> None:
         """Enqueue an advance of the slots that are active now."""
         active = cache.active_batch_size
+        if isinstance(increment, (int, np.integer)):
+            increment = as_index("increment", increment, INT32_LIMIT)
+        else:
+            check_int32_array("increment", increment, active)
 
         def advance() -> None:
             cache.active_batch_size = active
@@ -191,12 +200,13 @@ class DeferredDeviceOps:
     def upload_mapping(self, mapping: Int32s, device_mapping: Any, stream: Any) -> None:
         """Enqueue."""
         entries = as_int32s("mapping", mapping).copy()
-        check_int32_array("device_mapping", device_mapping, len(entries))
+        check_int32_target("device_mapping", device_mapping, len(entries))
         self._enqueue(lambda: self.inner.upload_mapping(entries, device_mapping, stream))
 
     def compact_slot_state(self, cache: Any, mapping: Any, old_batch: int, new_batch: int, stream: Any) -> None:
         """Enqueue."""
-        check_batches(cache, old_batch, new_batch)
+        old_batch, new_batch = check_batches(cache, old_batch, new_batch)
+        check_int32_array("mapping", mapping, old_batch)
         cache.active_batch_size = new_batch
 
         def compact() -> None:
