@@ -214,8 +214,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a boundary is published though its drain failed",
         "mtp.py",
-        "            if status is Status.OK:\n",
-        "            if True:\n",
+        "        if status is Status.OK:\n",
+        "        if True:\n",
     ),
     Mutant(
         "block keys stay in their slots when sequences move",
@@ -291,9 +291,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a coordinator that is left releases before it drains",
-        "lifetime.py",
-        "custody.abandon(custody.active)",
-        "custody.release(custody.active)",
+        "custody.py",
+        "            self.abandon(self.active)\n",
+        "            self.release(self.active)\n",
     ),
     Mutant(
         "a step is foretold without a look at the pages",
@@ -334,8 +334,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "rows of retired sequences go on naming pages",
         "device/page_table.py",
-        "        self._rows[new_batch:] = page_rows.UNUSED\n        self._lengths[new_batch:] = 0\n",
-        "        pass\n",
+        "rows, lengths = np.full_like(self._rows, page_rows.UNUSED), np.zeros_like(self._lengths)",
+        "rows, lengths = self._rows.copy(), self._lengths.copy()",
     ),
     Mutant(
         "a row keeps the tail of the one before",
