@@ -269,7 +269,7 @@ def test_an_interrupt_anywhere_leaves_a_coordinator_that_goes_on(
         quiet = Interrupts(-1)
         assert quiet.watch(work, runtime) is None, turn
     strikes = {place: index for index, place in reversed(list(enumerate(quiet.places)))}
-    assert strikes
+    assert len(strikes) > (15 if before is finished else 40)
     for place, strike in strikes.items():
         runtime = FakeRuntime(kind)
         before(runtime)
