@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+from mutation.__main__ import main  # noqa: E402
 from mutation.catalogue import MUTANTS, Mutant  # noqa: E402
 
 
@@ -19,3 +20,16 @@ def test_a_planted_fault_changes_one_place(mutant: Mutant) -> None:
     text = (ROOT / "ctxcache" / mutant.module).read_text()
     assert text.count(mutant.before) == 1
     assert mutant.after != mutant.before
+
+
+def test_faults_are_chosen_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """Given more than once, all that any of the texts names; a text that names none is refused, not passed over."""
+    assert main(["--list", "--only", "rows are trusted", "--only", "rows of retired"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "rows are trusted after a failed drain",
+        "rows of retired sequences go on naming pages",
+    ]
+    with pytest.raises(SystemExit) as refused:
+        main(["--only", "drain", "--only", "no such fault"])
+    assert refused.value.code == 2
+    assert "'no such fault'" in capsys.readouterr().err

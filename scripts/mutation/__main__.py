@@ -120,7 +120,9 @@ def _try_one(number: int) -> tuple[str, float]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(prog="mutants", description="Plant faults and see whether they are caught.")
-    parser.add_argument("--only", default="", metavar="TEXT", help="faults whose name has TEXT in it")
+    parser.add_argument(
+        "--only", action="append", metavar="TEXT", help="faults whose name has TEXT in it; given again: these too"
+    )
     parser.add_argument("--list", action="store_true", help="their names")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at a time")
@@ -129,7 +131,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.hunt is not None:
         print(hunt(options.hunt))
         return 0
-    chosen = [number for number, mutant in enumerate(MUTANTS) if options.only in mutant.name]
+    texts = options.only or [""]
+    for text in texts:
+        if not any(text in mutant.name for mutant in MUTANTS):
+            parser.error(f"no planted fault has {text!r} in its name; --list prints the names")
+    chosen = [number for number, mutant in enumerate(MUTANTS) if any(text in mutant.name for text in texts)]
     if options.list:
         print("\n".join(MUTANTS[number].name for number in chosen))
         return 0
