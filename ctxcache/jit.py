@@ -1,13 +1,14 @@
 """`njit` for the package: nogil, cached on disk where that is possible, and never stale.
 
 Numba's own cache looks at the file of the outermost function only, so an edited callee in another file goes
-unnoticed. Here the stamp covers every module that may hold compiled code it can call: those of the package itself
-and those of the function's own folder. Where neither the package folder nor the home folder can be written, functions
+unnoticed. Here the stamp covers every module that may hold compiled code it can call: those of the whole package, in
+all its folders, and those of the function's own folder where that lies elsewhere. Where neither the package folder nor the home folder can be written, functions
 are compiled in memory instead of failing at import.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -40,11 +41,19 @@ def machine_code() -> MachineCode:
     return MachineCode(sum(len(dispatcher.overloads) for dispatcher in _DISPATCHERS) - loaded, loaded)
 
 
+_PACKAGE = Path(__file__).parent
+
+
 @cache
 def _package_stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    modules = sorted({*Path(__file__).parent.glob("*.py"), *folder.glob("*.py")})
-    stats = ((module.name, module.stat()) for module in modules)
+    modules = {*_PACKAGE.rglob("*.py"), *folder.glob("*.py")}
+    stats = sorted((os.path.relpath(module, folder), module.stat()) for module in modules)
     return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+
+
+def _stamped_folder(module: Path) -> Path:
+    """Where else than in the package a function of this module may have its callees; all of the package is one answer."""
+    return _PACKAGE if module.is_relative_to(_PACKAGE) else module.parent
 
 
 class _PackageCache(FunctionCache):  # type: ignore[no-untyped-call,misc,unused-ignore]
@@ -55,7 +64,7 @@ class _PackageCache(FunctionCache):  # type: ignore[no-untyped-call,misc,unused-
         self._cache_file = IndexDataCacheFile(  # type: ignore[no-untyped-call,unused-ignore]
             cache_path=self._cache_path,
             filename_base=self._impl.filename_base,
-            source_stamp=_package_stamp(Path(function.__code__.co_filename).parent),
+            source_stamp=_package_stamp(_stamped_folder(Path(function.__code__.co_filename))),
         )
 
 

@@ -1,0 +1,61 @@
+"""The on-disk cache of compiled code is never stale: a callee edited in another folder is noticed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ctxcache
+
+PACKAGE = Path(ctxcache.__file__).parent
+
+CALLEE = "from ctxcache.jit import njit\n\n\n@njit\ndef answer():\n    return {}\n"
+CALLER = (
+    "from ctxcache.jit import njit\nfrom ctxcache.{callee} import answer\n\n\n@njit\ndef ask():\n    return answer()\n"
+)
+
+
+def ask(home: Path, module: str) -> tuple[int, int, int]:
+    """Call `ask` in a process of its own; return its answer, and how many functions were compiled and loaded."""
+    script = f"from ctxcache.{module} import ask; from ctxcache.jit import machine_code; print(ask(), *machine_code())"
+    environment = {key: value for key, value in os.environ.items() if key != "NUMBA_CACHE_DIR"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**environment, "PYTHONPATH": str(home)},
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    answer, compiled, loaded = map(int, done.stdout.split())
+    return answer, compiled, loaded
+
+
+@pytest.mark.parametrize(
+    ("caller", "callee"),
+    [("one.caller", "two.callee"), ("caller", "two.deep.callee"), ("one.deep.caller", "callee")],
+)
+def test_a_callee_edited_in_another_folder_is_compiled_anew(tmp_path: Path, caller: str, callee: str) -> None:
+    """What was cached on disk serves as long as nothing changed, and not a moment longer, wherever the callee lies."""
+    home = tmp_path
+    (home / "ctxcache").mkdir()
+    for name in ("__init__.py", "jit.py"):
+        shutil.copy(PACKAGE / name, home / "ctxcache" / name)
+    (home / "ctxcache" / "__init__.py").write_text("")
+    paths = {}
+    for name, text in ((caller, CALLER.format(callee=callee)), (callee, CALLEE.format(1))):
+        paths[name] = home / "ctxcache" / f"{name.replace('.', '/')}.py"
+        paths[name].parent.mkdir(parents=True, exist_ok=True)
+        paths[name].write_text(text)
+    assert ask(home, caller)[0] == 1
+    assert ask(home, caller) == (1, 0, 1)
+    paths[callee].write_text(CALLEE.format(22))
+    answer, compiled, loaded = ask(home, caller)
+    assert (answer, loaded) == (22, 0)
+    assert compiled > 0
