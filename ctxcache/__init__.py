@@ -7,15 +7,6 @@ reused by later requests that start with the same tokens. `ContextCacheCoordinat
 from typing import TYPE_CHECKING, NoReturn
 
 try:
-    from ctxcache.acquisition import AcquireSequenceResult
-    from ctxcache.admission import (
-        ContextCacheBatchAdmission,
-        ContextCacheBatchAdvance,
-        ContextCacheSequenceAdmission,
-        ContextCacheSequenceAdvance,
-        DecodingKvHeadroom,
-    )
-    from ctxcache.batch import StagedHybridPublication
     from ctxcache.config import (
         AttentionLayerConfig,
         ContextCacheConfig,
@@ -26,8 +17,8 @@ try:
         validate_context_cache_deployment,
     )
     from ctxcache.coordinator import ContextCacheCoordinator
-    from ctxcache.device.caches import HybridCacheManager
-    from ctxcache.device.numba_ops import NumbaDeviceOps
+    from ctxcache.device.kv_pools import HybridCacheManager
+    from ctxcache.device.numba.ops import NumbaDeviceOps
     from ctxcache.device.numpy_ops import NumpyDeviceOps
     from ctxcache.device.ops import DeviceOps, StreamSynchronizer
     from ctxcache.device.page_table import KVPageTable
@@ -43,17 +34,6 @@ try:
         PoisonedError,
         RequestFailedError,
     )
-    from ctxcache.explain import MatchExplanation
-    from ctxcache.handle import (
-        AdmissionResult,
-        BeginRequestResult,
-        RequestHandle,
-        RequestSlotToken,
-        RequestState,
-        SequenceState,
-    )
-    from ctxcache.hashing import hash_exact_prefix, hash_full_blocks
-    from ctxcache.identity import AdapterKey, BlockKeyExtras, MediaSpanKey, hash_opaque_identity
     from ctxcache.ids import (
         AcquireStatus,
         ContextCacheCommitPolicy,
@@ -72,9 +52,10 @@ try:
         SpecDecodeMode,
         SpecReplayMode,
     )
-    from ctxcache.manager import ContextCacheManager
-    from ctxcache.metrics import ContextCacheMetrics, PoolOccupancy
-    from ctxcache.outcomes import (
+    from ctxcache.keys.chain import hash_exact_prefix, hash_full_blocks
+    from ctxcache.keys.identity import AdapterKey, BlockKeyExtras, MediaSpanKey, hash_opaque_identity
+    from ctxcache.manager.manager import ContextCacheManager
+    from ctxcache.manager.results import (
         AcquireResult,
         CacheRecord,
         CacheRequestLease,
@@ -83,8 +64,27 @@ try:
         PublishResult,
         ReusePlan,
     )
+    from ctxcache.metrics import ContextCacheMetrics, PoolOccupancy
+    from ctxcache.request.admission import (
+        ContextCacheBatchAdmission,
+        ContextCacheBatchAdvance,
+        ContextCacheSequenceAdmission,
+        ContextCacheSequenceAdvance,
+        DecodingKvHeadroom,
+    )
+    from ctxcache.request.batch import StagedHybridPublication
+    from ctxcache.request.explain import MatchExplanation
+    from ctxcache.request.handle import (
+        AdmissionResult,
+        BeginRequestResult,
+        RequestHandle,
+        RequestSlotToken,
+        RequestState,
+        SequenceState,
+    )
+    from ctxcache.request.lookup import AcquireSequenceResult
     from ctxcache.session import CoordinatorSession
-    from ctxcache.warm import WarmupReport, warmup
+    from ctxcache.warmup import WarmupReport, warmup
 except ImportError as cause:
     # Numba is absent, or refuses its NumPy. `ctxcache doctor` must still run, to say so.
     _CAUSE = cause

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ctxcache.errors import ContractError
 from ctxcache.ids import Hash128
-from ctxcache.outcomes import HybridCheckpointKey, HybridSnapshotReservation
+from ctxcache.manager.results import HybridCheckpointKey, HybridSnapshotReservation
 
 _LIMIT = 1 << 31
 _Member = TypeVar("_Member", bound=Enum)

@@ -12,20 +12,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.acquisition import Acquisition, check_working_set
-from ctxcache.admission import (
+from ctxcache.config import EXECUTION_MODES
+from ctxcache.fsm import is_declared, require_declared
+from ctxcache.ids import ContextCacheCoordinatorStatus as Status
+from ctxcache.mtp import HybridMtpOperations
+from ctxcache.request.admission import (
     ContextCacheBatchAdmission,
     ContextCacheBatchAdvance,
     ContextCacheSequenceAdvance,
     DecodingKvHeadroom,
 )
-from ctxcache.batch import Batch
-from ctxcache.config import EXECUTION_MODES
-from ctxcache.custody import serialised
-from ctxcache.fsm import is_declared, require_declared
-from ctxcache.handle import AdmissionResult, BeginRequestResult, RequestHandle
-from ctxcache.ids import ContextCacheCoordinatorStatus as Status
-from ctxcache.intake import (
+from ctxcache.request.batch import Batch
+from ctxcache.request.execution_modes import STEP_RULES, default_headroom
+from ctxcache.request.handle import AdmissionResult, BeginRequestResult, RequestHandle
+from ctxcache.request.lookup import Acquisition, check_working_set
+from ctxcache.request.owner import serialised
+from ctxcache.request.publication_policy import choose_publication
+from ctxcache.request.request import PendingCompaction, Request
+from ctxcache.request.validation import (
     SequenceIntake,
     check_device_mapping,
     read_admission,
@@ -35,10 +39,6 @@ from ctxcache.intake import (
     read_mapping,
     read_slots,
 )
-from ctxcache.modes import STEP_RULES, default_headroom
-from ctxcache.mtp import HybridMtpOperations
-from ctxcache.publication import choose_publication
-from ctxcache.request import PendingCompaction, Request
 from ctxcache.session import CoordinatorSession
 
 

@@ -1,8 +1,8 @@
 """`njit` for the package: nogil, cached on disk where that is possible, and never stale.
 
 Numba's own cache looks at the file of the outermost function only, so an edited callee in another file goes
-unnoticed. Here the stamp covers every module that may hold compiled code it can call: those of the whole package, in
-all its folders, and those of the function's own folder where that lies elsewhere. Where neither the package folder nor the home folder can be written, functions
+unnoticed. Here the stamp covers every module that compiled code can have functions or constants from: those of the whole
+package but its two top floors, which nothing below imports, and those of the function's own folder. Where neither the package folder nor the home folder can be written, functions
 are compiled in memory instead of failing at import.
 """
 
@@ -42,18 +42,15 @@ def machine_code() -> MachineCode:
 
 
 _PACKAGE = Path(__file__).parent
+_TOP_FLOORS = ("cli", "testing")
 
 
 @cache
 def _package_stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    modules = {*_PACKAGE.rglob("*.py"), *folder.glob("*.py")}
+    below = (inner for inner in _PACKAGE.iterdir() if inner.is_dir() and inner.name not in _TOP_FLOORS)
+    modules = {*_PACKAGE.glob("*.py"), *folder.glob("*.py")}.union(*(inner.rglob("*.py") for inner in below))
     stats = sorted((os.path.relpath(module, folder), module.stat()) for module in modules)
     return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
-
-
-def _stamped_folder(module: Path) -> Path:
-    """Where else than in the package a function of this module may have its callees; all of the package is one answer."""
-    return _PACKAGE if module.is_relative_to(_PACKAGE) else module.parent
 
 
 class _PackageCache(FunctionCache):  # type: ignore[no-untyped-call,misc,unused-ignore]
@@ -64,7 +61,7 @@ class _PackageCache(FunctionCache):  # type: ignore[no-untyped-call,misc,unused-
         self._cache_file = IndexDataCacheFile(  # type: ignore[no-untyped-call,unused-ignore]
             cache_path=self._cache_path,
             filename_base=self._impl.filename_base,
-            source_stamp=_package_stamp(_stamped_folder(Path(function.__code__.co_filename))),
+            source_stamp=_package_stamp(Path(function.__code__.co_filename).parent),
         )
 
 

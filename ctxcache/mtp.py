@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from ctxcache.custody import serialised
 from ctxcache.device.ops import HiddenRow
 from ctxcache.device.snapshots import check_hidden_row
 from ctxcache.errors import ContractError
-from ctxcache.handle import RequestHandle
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
-from ctxcache.intake import read_index, require_writable
-from ctxcache.request import BoundaryCopy, Request
+from ctxcache.request.handle import RequestHandle
+from ctxcache.request.owner import serialised
+from ctxcache.request.request import BoundaryCopy, Request
+from ctxcache.request.validation import read_index, require_writable
 from ctxcache.service import CoordinatorService
 
 

@@ -7,28 +7,28 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self
 
-from ctxcache.acquisition import Acquirer, effective_lookup_policy
-from ctxcache.admission import ContextCacheBatchAdmission
-from ctxcache.binding import bind_device
 from ctxcache.config import EXECUTION_MODES, ContextCacheConfig, DeploymentConfig
-from ctxcache.custody import Custody, serialised
 from ctxcache.device.ops import DeviceOps, StreamSynchronizer
 from ctxcache.device.resources import ContextCachePhysicalResources, check_devices, check_successor
 from ctxcache.device.streams import same_stream
 from ctxcache.errors import ContractError
-from ctxcache.explain import MatchExplanation, explain_match
 from ctxcache.fsm import require_declared
-from ctxcache.handle import RequestHandle
-from ctxcache.hashing import KeyHasher
-from ctxcache.identity_memory import IdentityMemory
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.ids import ContextCacheDeploymentKind, ContextCacheLookupPolicy, ResourceType
-from ctxcache.intake import SequenceIntake, read_admission
-from ctxcache.lifetime import close, end_of_life
-from ctxcache.manager import ContextCacheManager
+from ctxcache.keys.chain import KeyHasher
+from ctxcache.manager.manager import ContextCacheManager
 from ctxcache.metrics import ContextCacheMetrics, CoordinatorCounters
-from ctxcache.request import Request
-from ctxcache.sanitizer import NoSanitizer, PageSanitizer
+from ctxcache.request.admission import ContextCacheBatchAdmission
+from ctxcache.request.device_binding import bind_device
+from ctxcache.request.explain import MatchExplanation, explain_match
+from ctxcache.request.handle import RequestHandle
+from ctxcache.request.identity_memory import IdentityMemory
+from ctxcache.request.lifetime import close, end_of_life
+from ctxcache.request.lookup import Acquirer, effective_lookup_policy
+from ctxcache.request.owner import Custody, serialised
+from ctxcache.request.page_sanitizer import NoSanitizer, PageSanitizer
+from ctxcache.request.request import Request
+from ctxcache.request.validation import SequenceIntake, read_admission
 
 
 class CoordinatorService:

@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.admission import (
-    ContextCacheBatchAdmission,
-    ContextCacheSequenceAdmission,
-    ContextCacheSequenceAdvance,
-    DecodingKvHeadroom,
-)
 from ctxcache.errors import ContractError, RequestFailedError
 from ctxcache.fsm import State
-from ctxcache.identity import BlockKeyExtras
 from ctxcache.ids import (
     ContextCacheCommitPolicy,
     ContextCacheCoordinatorStatus,
     ContextCacheExecutionMode,
     ContextCacheLookupPolicy,
 )
-from ctxcache.intake import RETIRED
+from ctxcache.keys.identity import BlockKeyExtras
+from ctxcache.request.admission import (
+    ContextCacheBatchAdmission,
+    ContextCacheSequenceAdmission,
+    ContextCacheSequenceAdvance,
+    DecodingKvHeadroom,
+)
+from ctxcache.request.validation import RETIRED
 
 if TYPE_CHECKING:
     from ctxcache.coordinator import ContextCacheCoordinator
-    from ctxcache.handle import RequestHandle
+    from ctxcache.request.handle import RequestHandle
 
 Accepted = Sequence[int] | Sequence[Sequence[int]] | NDArray[Any]
 """One accepted token a sequence, or (speculative) one run of accepted tokens a sequence; in slot order."""

@@ -29,8 +29,8 @@ from ctxcache.fsm import (  # noqa: E402 - the repository's own package, install
     export,
     fault_points,
 )
-from ctxcache.fsm.edges import EDGES, Edge  # noqa: E402
-from ctxcache.fsm.picture import View, say_kinds  # noqa: E402
+from ctxcache.fsm.export.edges import EDGES, Edge  # noqa: E402
+from ctxcache.fsm.export.picture import View, say_kinds  # noqa: E402
 from ctxcache.ids import ContextCacheDeploymentKind  # noqa: E402
 
 HEAD = """# The lifecycle of a request

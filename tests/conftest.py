@@ -1,6 +1,6 @@
 """What every test needs before the first import of Numba, and what running on a real GPU takes.
 
-`pytest --gpu-stream KIND` (see `gpu_support`) runs on a GPU, on that kind of stream; without it kernels are simulated.
+`pytest --gpu-stream KIND` (see `support.gpu`) runs on a GPU, on that kind of stream; without it kernels are simulated.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
     kind = config.getoption("--gpu-stream")
     if kind is None:
         return
-    from device_support import RUN
-    from gpu_support import StreamedOps, make_stream, spin
+    from support.device import RUN
+    from support.gpu import StreamedOps, make_stream, spin
 
     import ctxcache
 
@@ -63,7 +63,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Say how many operations found their stream busy."""
     kind = config.getoption("--gpu-stream")
     if kind is not None:
-        from gpu_support import StreamedOps
+        from support.gpu import StreamedOps
 
         terminalreporter.write_line(
             f"stream: {kind} ({StreamedOps.stream!r}); {StreamedOps.num_spins} coordinator operations behind a spin of "

@@ -12,8 +12,8 @@ from typing import Any
 from ctxcache.cli.report import write_json
 from ctxcache.errors import ContractError
 from ctxcache.fsm import FaultGroup, export
-from ctxcache.fsm.diagram import Format
-from ctxcache.fsm.picture import View
+from ctxcache.fsm.export.diagram import Format
+from ctxcache.fsm.export.picture import View
 
 
 def diagram(chosen: Format, view: View, output: Path | None) -> None:
@@ -50,7 +50,7 @@ def check_file(path: Path) -> None:
 
 def warm_up(*, as_json: bool) -> None:
     """Compile everything, and say how long it took."""
-    from ctxcache.warm import warmup  # noqa: PLC0415 - the diagram does without Numba
+    from ctxcache.warmup import warmup  # noqa: PLC0415 - the diagram does without Numba
 
     report = warmup()
     if as_json:

@@ -15,11 +15,11 @@ from typing import Any
 
 from ctxcache import __version__
 from ctxcache.cli import commands
-from ctxcache.cli.host_table import DEFAULT, WORKS
+from ctxcache.cli.bench.host_table import DEFAULT, WORKS
 from ctxcache.cli.report import report
 from ctxcache.errors import ContextCacheError, ContractError
 from ctxcache.fsm import FORMATS, VIEWS, fault_groups
-from ctxcache.fsm.diagram import Format
+from ctxcache.fsm.export.diagram import Format
 from ctxcache.ids import ContextCacheDeploymentKind
 
 DONE = 0
@@ -142,15 +142,15 @@ def _add_trials(subparsers: Any) -> None:
 def _bench(options: argparse.Namespace) -> int:
     if options.part == "host":
         return _bench_host(options)
-    from ctxcache.cli.bench_device import print_report  # noqa: PLC0415 - asks for a CUDA target, which may be absent
+    from ctxcache.cli.bench.device import print_report  # noqa: PLC0415 - asks for a CUDA target, which may be absent
 
     sizes = (options.repeats, options.layers, options.batch, options.state_kib, options.conv_kib)
     return DONE if print_report(sizes, as_json=options.json) else FAILED
 
 
 def _bench_host(options: argparse.Namespace) -> int:
-    from ctxcache.cli.bench_host import print_report  # noqa: PLC0415 - the other commands do without
-    from ctxcache.cli.host_work import QUICK, Sizes  # noqa: PLC0415
+    from ctxcache.cli.bench.host import print_report  # noqa: PLC0415 - the other commands do without
+    from ctxcache.cli.bench.host_work import QUICK, Sizes  # noqa: PLC0415
 
     if options.plot is not None:
         commands.check_file(options.plot)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.device.descriptors import JOB_BASE_PAGE, JOB_DRAFT_PAGE, JOB_PARTIAL, JOB_RECURRENT, JOB_SLOT, JOB_TOKENS
+from ctxcache.device.numba.tables import JOB_BASE_PAGE, JOB_DRAFT_PAGE, JOB_PARTIAL, JOB_RECURRENT, JOB_SLOT, JOB_TOKENS
 from ctxcache.jit import njit, njit_part
 
 Int32s = NDArray[np.int32]

@@ -23,6 +23,6 @@ def ops_or_default(device_ops: RuntimeDeviceOps | None) -> RuntimeDeviceOps:
             )
         return device_ops
     # Imported here: whoever brings ops of their own needs no CUDA target at all.
-    from ctxcache.device.numba_ops import NumbaDeviceOps  # noqa: PLC0415
+    from ctxcache.device.numba.ops import NumbaDeviceOps  # noqa: PLC0415
 
     return NumbaDeviceOps()

@@ -19,8 +19,8 @@ from ctxcache.device.arrays import (
     check_writable,
 )
 from ctxcache.device.arrays import host_array as _on_host
-from ctxcache.device.caches import INT32_LIMIT, check_batches, check_lengths
 from ctxcache.device.checks import as_index
+from ctxcache.device.kv_pools import INT32_LIMIT, check_batches, check_lengths
 from ctxcache.device.ops import (
     ABSENT,
     HiddenRow,
@@ -30,11 +30,11 @@ from ctxcache.device.ops import (
     as_int32s,
     storage_dtype,
 )
+from ctxcache.device.page_sums import check_pages, sum_on_host
 from ctxcache.device.snapshots import check_hidden_row, check_jobs, check_slots
-from ctxcache.device.sums import check_pages, sum_on_host
 
 if TYPE_CHECKING:
-    from ctxcache.device.caches import HybridCacheManager
+    from ctxcache.device.kv_pools import HybridCacheManager
     from ctxcache.device.page_table import KVPageTable, PageTableUpload
     from ctxcache.device.snapshots import HybridSnapshotStorage
 

@@ -25,7 +25,7 @@ from ctxcache.config import DTYPE_BYTES
 from ctxcache.errors import ContractError
 
 if TYPE_CHECKING:
-    from ctxcache.device.caches import HybridCacheManager
+    from ctxcache.device.kv_pools import HybridCacheManager
     from ctxcache.device.page_table import KVPageTable, PageTableUpload
     from ctxcache.device.snapshots import HybridSnapshotStorage
 
@@ -166,12 +166,12 @@ class DeviceOps(Protocol):
         """Copy the hidden row of the recurrent snapshot `snapshot_slot` to where the runtime wants it (MTP)."""
 
     def sum_pages(self, cache: HybridCacheManager, page_ids: Int32s, sums: Any, stream: Any) -> None:
-        """Sum every byte of pages, each attention layer by itself. For the page sanitizer; see `ctxcache.device.sums`.
+        """Sum every byte of pages, each attention layer by itself. For the page sanitizer; see `ctxcache.device.page_sums`.
 
         Args:
             cache: whose pages.
             page_ids: `int32[n]`.
-            sums: device array as `ctxcache.device.sums.allocate_sums` makes it, for at least `n` pages; the first `n`
+            sums: device array as `ctxcache.device.page_sums.allocate_sums` makes it, for at least `n` pages; the first `n`
                 entries are overwritten.
             stream: where to enqueue.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from ctxcache.config import DeploymentConfig, EngineConfig, validate_context_cache_deployment
-from ctxcache.device.caches import HybridCacheManager
+from ctxcache.device.kv_pools import HybridCacheManager
 from ctxcache.device.ops import DeviceOps, device_ordinal_of
 from ctxcache.device.page_table import KVPageTable
 from ctxcache.errors import DeploymentError

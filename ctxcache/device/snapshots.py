@@ -11,9 +11,9 @@ import numpy as np
 
 from ctxcache.config import DTYPE_BYTES, DeploymentConfig, EngineConfig
 from ctxcache.device.arrays import ArrayView, Home, check_reachable, view_array
-from ctxcache.device.caches import HybridCacheManager, home_of
 from ctxcache.device.checks import as_index, as_size, check_engine_or_deployment
 from ctxcache.device.compiled_checks import are_distinct_slots, are_sound_jobs, are_within
+from ctxcache.device.kv_pools import HybridCacheManager, home_of
 from ctxcache.device.ops import ABSENT, DeviceOps, HiddenRow, Int32s, SnapshotJobs, as_int32s
 from ctxcache.device.ownership import Ownership
 from ctxcache.errors import ContractError, DeploymentError, InvariantError

@@ -1,7 +1,7 @@
 """The lifecycle of a request, declared as data and run by one shared `transitions` machine."""
 
-from ctxcache.fsm.diagram import FORMATS, VIEWS, export
-from ctxcache.fsm.dot import GraphvizError
+from ctxcache.fsm.export.diagram import FORMATS, VIEWS, export
+from ctxcache.fsm.export.dot import GraphvizError
 from ctxcache.fsm.machine import DrainFailed, LifecycleModel, fire, is_declared, require_declared
 from ctxcache.fsm.points import FAULTS, FaultGroup, FaultPoint, fault_groups, fault_points
 from ctxcache.fsm.states import DESCRIPTIONS, INITIAL, LIVE, PENDING, PHASES, State

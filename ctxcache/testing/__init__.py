@@ -5,7 +5,7 @@ from ctxcache.testing.deferred import DeferredDeviceOps, RandomSource, Use
 from ctxcache.testing.faults import Fault, FaultInjector, FaultMode, FaultPlan, InjectedFaultError
 from ctxcache.testing.ledger import OwnershipLedger
 from ctxcache.testing.oracle import Part, Transcript
-from ctxcache.testing.reference import ReferenceManager
+from ctxcache.testing.reference.manager import ReferenceManager
 
 __all__ = [
     "DeferredDeviceOps",

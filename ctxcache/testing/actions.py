@@ -9,20 +9,20 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from ctxcache.admission import (
+from ctxcache.errors import ContractError
+from ctxcache.fsm import State
+from ctxcache.ids import ContextCacheExecutionMode as Mode
+from ctxcache.request.admission import (
     ContextCacheBatchAdmission,
     ContextCacheSequenceAdmission,
     ContextCacheSequenceAdvance,
     DecodingKvHeadroom,
 )
-from ctxcache.errors import ContractError
-from ctxcache.fsm import State
-from ctxcache.ids import ContextCacheExecutionMode as Mode
-from ctxcache.testing.fake_runtime import FakeRuntime
 from ctxcache.testing.faults import Fault, FaultMode, FaultPlan, InjectedFaultError
-from ctxcache.testing.identities import ADAPTER, MEDIA, NOBODY, TENANT
-from ctxcache.testing.probes import probe_active, probe_sanitizer
-from ctxcache.testing.scripts import InjectedInterrupt
+from ctxcache.testing.runtime.identities import ADAPTER, MEDIA, NOBODY, TENANT
+from ctxcache.testing.runtime.probes import probe_active, probe_sanitizer
+from ctxcache.testing.runtime.runtime import FakeRuntime
+from ctxcache.testing.runtime.scripts import InjectedInterrupt
 
 Action: TypeAlias = tuple[str, Any, int]
 """A name of `ACTIONS`, its argument, and the seed of the stream's schedule from there on."""

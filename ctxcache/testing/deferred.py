@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxcache.device.arrays import check_int32_array, check_int32_target
-from ctxcache.device.caches import INT32_LIMIT, check_batches, check_lengths
 from ctxcache.device.checks import as_index
+from ctxcache.device.kv_pools import INT32_LIMIT, check_batches, check_lengths
 from ctxcache.device.ops import (
     ABSENT,
     HiddenRow,
@@ -31,8 +31,8 @@ from ctxcache.device.ops import (
     as_int32s,
     device_ordinal_of,
 )
+from ctxcache.device.page_sums import check_pages
 from ctxcache.device.snapshots import check_hidden_row, check_jobs, check_slots
-from ctxcache.device.sums import check_pages
 from ctxcache.errors import ContractError
 from ctxcache.ids import ResourceType
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ctxcache.fsm.points import FaultGroup
-from ctxcache.testing.fake_runtime import FakeRuntime
 from ctxcache.testing.faults import OUTSIDE, SYNCHRONIZE, Fault, FaultMode, FaultPlan, InjectedFaultError
-from ctxcache.testing.scripts import InjectedInterrupt, quiet_log, run_script
+from ctxcache.testing.runtime.runtime import FakeRuntime
+from ctxcache.testing.runtime.scripts import InjectedInterrupt, quiet_log, run_script
 
 _RAISES = (FaultMode.RAISE_BEFORE, FaultMode.RAISE_AFTER, FaultMode.FAIL_SYNCHRONIZE)
 _ERRORS: tuple[type[BaseException], ...] = (InjectedFaultError, InjectedInterrupt)

@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.hashing import hash_exact_prefix, hash_full_blocks
-from ctxcache.identity import BlockKeyExtras
-from ctxcache.outcomes import CacheRequestLease, HybridCheckpointKey
-from ctxcache.testing.deployments import HASH_KEY
-from ctxcache.testing.identities import Media
+from ctxcache.keys.chain import hash_exact_prefix, hash_full_blocks
+from ctxcache.keys.identity import BlockKeyExtras
+from ctxcache.manager.results import CacheRequestLease, HybridCheckpointKey
+from ctxcache.testing.runtime.deployments import HASH_KEY
+from ctxcache.testing.runtime.identities import Media
 from ctxcache.testing.taps import tap
 
 Identity: TypeAlias = tuple[list[int], BlockKeyExtras, Media]
@@ -27,7 +27,7 @@ class KeyOracle:
         """Begin to listen.
 
         Args:
-            manager: of a deployment of `ctxcache.testing.deployments`.
+            manager: of a deployment of `ctxcache.testing.runtime.deployments`.
             identity_of: says the tokens of a running lease, its extras and its media; `None` for a lease that does not run.
             report: violations are added here.
         """

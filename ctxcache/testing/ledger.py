@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.device.numba_ops import NumbaDeviceOps
+from ctxcache.device.numba.ops import NumbaDeviceOps
 from ctxcache.device.numpy_ops import NumpyDeviceOps
 from ctxcache.errors import ContractError
 from ctxcache.ids import ResourceType
-from ctxcache.outcomes import (
+from ctxcache.manager.results import (
     AcquireResult,
     CacheRequestLease,
     HybridCheckpointKey,

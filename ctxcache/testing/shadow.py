@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ctxcache.ids import AcquireStatus, ResourceType
-from ctxcache.outcomes import AcquireResult, CacheRequestLease, ReusePlan
-from ctxcache.testing.reference import ReferenceManager
+from ctxcache.manager.results import AcquireResult, CacheRequestLease, ReusePlan
+from ctxcache.testing.reference.manager import ReferenceManager
 from ctxcache.testing.taps import tap
 
 _HIDDEN = frozenset({"_owner", "_proof", "lease", "plan"})

@@ -18,11 +18,11 @@ from ctxcache.errors import ContextCacheError, ContractError, DeviceError, Invar
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ResourceType
 from ctxcache.testing.actions import ACTIONS, Action, draw, simplifications
-from ctxcache.testing.deployments import Sizes
-from ctxcache.testing.fake_runtime import FakeRuntime, RequestEnded, WaitFailed
 from ctxcache.testing.faults import FaultPlan, InjectedFaultError
-from ctxcache.testing.reference import ReferenceManager
-from ctxcache.testing.scripts import InjectedInterrupt, quiet_log
+from ctxcache.testing.reference.manager import ReferenceManager
+from ctxcache.testing.runtime.deployments import Sizes
+from ctxcache.testing.runtime.runtime import FakeRuntime, RequestEnded, WaitFailed
+from ctxcache.testing.runtime.scripts import InjectedInterrupt, quiet_log
 from ctxcache.testing.shadow import ShadowManager
 from ctxcache.testing.sweep import check_balance
 
@@ -301,7 +301,7 @@ def as_script(episode: Episode, actions: Sequence[Action], violations: Sequence[
     """Return a program that replays an episode by given actions, and what it finds."""
     lines = [
         "from ctxcache.ids import ContextCacheDeploymentKind",
-        "from ctxcache.testing.deployments import Sizes",
+        "from ctxcache.testing.runtime.deployments import Sizes",
         "from ctxcache.testing.simulate import Episode, replay",
         "",
         f"sizes = {episode.sizes!r}",

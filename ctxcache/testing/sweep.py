@@ -16,10 +16,10 @@ from ctxcache.errors import ContextCacheError, ContractError
 from ctxcache.fsm import FaultGroup, State, fault_groups
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ResourceType
-from ctxcache.testing.fake_runtime import FakeRuntime, RequestEnded, WaitFailed
 from ctxcache.testing.fault_runs import Chain, FaultRun, survey
 from ctxcache.testing.faults import FaultPlan
-from ctxcache.testing.scripts import ENDPOINTS, PROMPTS, quiet_log, run_script
+from ctxcache.testing.runtime.runtime import FakeRuntime, RequestEnded, WaitFailed
+from ctxcache.testing.runtime.scripts import ENDPOINTS, PROMPTS, quiet_log, run_script
 
 
 @dataclass(slots=True)

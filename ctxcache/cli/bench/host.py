@@ -1,0 +1,138 @@
+"""`ctxcache bench host`: what the library costs the host, row by row; the works and their bounds are in `host_table`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ctxcache.cli.bench import host_start, host_steps, host_work
+from ctxcache.cli.bench.host_table import WORKS, Row, describe, judge
+from ctxcache.cli.bench.host_work import QUICK, Sizes, Work
+from ctxcache.cli.bench.report import Spread, Verdicts, spread_of
+from ctxcache.cli.doctor import version_of
+
+_PACKAGES = ("ctxcache", "numba", "numpy", "transitions")
+
+
+def environment() -> dict[str, Any]:
+    """Machine and versions."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "pinned_to": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "date": time.strftime("%Y-%m-%d"),
+        "packages": {name: version for name in _PACKAGES if (version := version_of(name))},
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def measure(chosen: Sequence[str], sizes: Sizes) -> Iterator[Row]:
+    """Run the chosen works in the table's order; yields each row as soon as it is measured."""
+    for name, kind in WORKS.items():
+        if name not in chosen:
+            continue
+        for block in kind.bounds:
+            spread = _measure_one(name, block, sizes)
+            yield Row(name, block, kind.unit, spread.median, spread.low, spread.high, spread.count)
+
+
+def _measure_one(name: str, block: int, sizes: Sizes) -> Spread:
+    if name == "bytes":
+        return spread_of([host_work.bytes_a_block(block, sizes)])
+    if name in host_start.STARTS:
+        return spread_of(host_start.seconds_of(name, 1 if name == "compile" else min(sizes.repeats, 5)))
+    if name.startswith("decode-"):
+        batch = sizes.batches[0 if name == "decode-64" else -1]
+        return host_work.time_work(host_steps.decode_step(block, batch, sizes), sizes.steps)
+    if name == "trigger":
+        return host_work.time_work(host_steps.lifecycle_trigger(), sizes.steps)
+    makers: dict[str, Callable[[int, Sizes], Work]] = {
+        "hash": host_work.hash_prompt,
+        "hit": host_work.full_hit,
+        "insert": host_work.cold_insert,
+        "evict": host_work.evicting_request,
+        "leaves": host_work.evict_leaves,
+    }
+    return host_work.time_work(makers[name](block, sizes), sizes.repeats)
+
+
+def show_row(row: Row, sizes: Sizes) -> str:
+    """Return a row as one line."""
+    rate = f"{sizes.prompt_tokens / row.median:7.0f} Mtok/s" if row.work == "hash" else ""
+    return (
+        f"{describe(row):<56} {row.median:10.4g} {row.unit:<5}  {row.low:10.4g} .. {row.high:<10.4g} n={row.count} {rate}"
+    ).rstrip()
+
+
+def run(chosen: Sequence[str], sizes: Sizes, show: Callable[[str], object]) -> dict[str, Any]:
+    """Measure the chosen works; returns the report as plain values.
+
+    Args:
+        chosen: names of `WORKS`.
+        sizes: of the workloads.
+        show: takes a line at a time.
+    """
+    where = environment()
+    show(
+        f"{where['cpu']}, {where['cores']} cores, on {where['pinned_to']}; Python {where['python']}, {where['packages']}"
+    )
+    show("medians; in between lie eight tenths of the runs")
+    full = sizes != QUICK
+    if not full:
+        show("tiny sizes, and not those that the lines name: whether everything runs, not how fast; no bound is judged")
+    rows, verdicts = [], Verdicts(show)
+    for row in measure(chosen, sizes):
+        rows.append(row)
+        show(show_row(row, sizes))
+        verdict = judge(row, None) if full else None
+        if verdict is not None:
+            verdicts.verdict(verdict.claim, verdict.bound, verdict.measured, met=verdict.met)
+    return {
+        "environment": where,
+        "sizes": asdict(sizes),
+        "rows": [asdict(row) for row in rows],
+        "verdicts": [asdict(verdict) for verdict in verdicts.verdicts],
+    }
+
+
+def print_report(chosen: Sequence[str], sizes: Sizes, *, as_json: bool, plot: Path | None) -> bool:
+    """Measure and print; returns whether every bound was met that could be judged.
+
+    Args:
+        chosen: names of `WORKS`.
+        sizes: of the workloads.
+        as_json: lines go to standard error then, and the report to standard output.
+        plot: where to draw cost against cache size; `None` for nowhere.
+    """
+    from ctxcache.cli.report import write_json  # noqa: PLC0415 - beside its only use
+
+    output = sys.stderr if as_json else sys.stdout
+
+    def show(line: str) -> None:
+        print(line, file=output, flush=True)
+
+    report = run(chosen, sizes, show)
+    if plot is not None:
+        from ctxcache.cli.bench.host_curve import draw, measure_curves  # noqa: PLC0415 - beside its only use
+
+        curves = measure_curves(sizes, show)
+        plot.write_text(draw(curves), encoding="utf-8")
+        report["curves"] = [asdict(curve) for curve in curves]
+    if as_json:
+        write_json(report)
+    return all(verdict["met"] for verdict in report["verdicts"])

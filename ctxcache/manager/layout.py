@@ -1,0 +1,232 @@
+"""The manager's memory: a structure of arrays that compiled code works on, and the names of its rows.
+
+Every array is allocated once, for the whole pool; only the lease arena grows, and is apart for that. A base page id is
+also the id of the block (tree node) that the page is canonical for. `-1` stands for "none" in every array of ids.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxcache.ids import PAIRED_KINDS, RECURRENT_KINDS, ContextCacheDeploymentKind, ResourceType
+from ctxcache.manager.bitset import allocate_bits, first_leaf_for
+
+Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
+Words = NDArray[np.uint64]
+Flags = NDArray[np.bool_]
+
+# Kinds of resources: the order of the four pools in every array that has a row or an entry for each.
+# int64 values, not literals: Numba would compile everything that takes a literal kind once for each.
+NUM_RESOURCE_KINDS = 4
+BASE, DRAFT, RECURRENT, PARTIAL = cast("tuple[int, int, int, int]", tuple(np.arange(NUM_RESOURCE_KINDS)))
+RESOURCE_KIND = {
+    ResourceType.BASE_KV_PAGE: BASE,
+    ResourceType.DRAFT_KV_PAGE: DRAFT,
+    ResourceType.RECURRENT_SNAPSHOT: RECURRENT,
+    ResourceType.PARTIAL_KV_SNAPSHOT: PARTIAL,
+}
+
+# Rows of `Core.node`, by base page id. The last two exist only where drafts are paired.
+PARENT, FIRST_CHILD, NEXT_SIBLING, PREVIOUS_SIBLING = range(4)
+NEWEST = 4  # the record made last of those whose path holds the block; negative: to be found out again
+PAIR_PAGE = 5  # draft page of the *parent's* block, computed with this block as successor
+PAIR_COUNT = 6  # children with a PAIR_PAGE, plus records whose draft path ends at this block
+NUM_NODE_ROWS, NUM_PAIRED_NODE_ROWS = 5, 7
+
+# Rows of `Core.resource`. A pool's entries begin at `state[OFFSET + kind]`; base pages begin at 0.
+ACTIVE = 0  # holds of leases
+CACHED = 1  # holds of the cache: 1 for an indexed base page, records and pairs for the others
+OWNER = 2  # first record that ends at the base page, has the draft page last, or has the snapshot
+FREE_STACK = 3  # per pool: ids that nobody holds, the next one to give last
+NUM_RESOURCE_ROWS = 4
+
+# Rows of `Core.record`. Kinds without checkpoints and drafts have the first four only.
+ENDPOINT = 0  # last block of the base path
+OLDER, NEWER = 1, 2  # neighbours in LRU order; NEWER also chains free records
+USED = 3  # its place in `Core.line`
+NUM_BLOCKS, NUM_PAIRED_BLOCKS, LAST_DRAFT_PAGE = 4, 5, 6
+EXACT_LENGTH, RECURRENT_SLOT, PARTIAL_SLOT = 7, 8, 9
+NEXT_AT_ENDPOINT, PREVIOUS_AT_ENDPOINT, NEXT_AT_DRAFT, PREVIOUS_AT_DRAFT = 10, 11, 12, 13
+NUM_PLAIN_RECORD_ROWS, NUM_RECORD_ROWS = 4, 14
+
+# Entries of `Core.state`. The first groups have one entry per kind of resource.
+# IDLE resources are cached and not leased.
+FREE, IDLE, CAPACITY, OFFSET, RECLAIMED = (NUM_RESOURCE_KINDS * i for i in range(5))
+(
+    LINE_END,  # places of `Core.line` from here on were not used yet, or are again
+    SWEPT,  # places below were looked at by the sweep under way
+    SETTLED,  # places below were filled by it
+    FIRST_LEAF,  # of each set of `Core.ripe`; see `ctxcache.manager.bitset`
+    LAST_SERIAL,
+    NUM_RECORDS,
+    MAX_RECORDS,
+    OLDEST_RECORD,
+    NEWEST_RECORD,
+    FREE_RECORD,
+    ROOT_RECORD,  # first record that ends before the first full block
+    NUM_NODES,
+    HAS_CHECKPOINTS,
+    HAS_PAIRS,
+    EXTENDED_RECORDS,
+    NUM_LEASES,
+    FREE_LEASE,
+    FRESH_LEASES,  # rows that were never given out begin here
+    MARK,
+    COMMITTED,
+    EXISTING,
+    REFUSED,
+    PAIRED_COMMITS,
+    EVICTED,
+    NUM_STRADDLING,
+) = range(NUM_RESOURCE_KINDS * 5, NUM_RESOURCE_KINDS * 5 + 25)
+NUM_STATE_ENTRIES = NUM_RESOURCE_KINDS * 5 + 25
+
+# Rows of `Arena.lease`, by lease row.
+GENERATION, LIVE, NUM_BASE, NUM_DRAFT, PAIRED = range(5)  # PAIRED: runs a paired draft
+RESTORED = 5  # + 0 recurrent, + 1 partial: slots that the lease was restored from
+RESERVED = 7  # + 0 recurrent, + 1 partial: slots reserved for a capture
+RESERVED_LENGTH = 9
+PUBLISHED = 10  # full blocks that the lease itself has published
+KNOWN = 11  # full blocks whose identity is settled: reused or published, with `key` of its page
+CHECKPOINTS_ALLOWED = 12
+LEASE_MARK = 13  # `state[MARK]` of the last batch call that named the row; also chains free rows
+STRADDLES = 14  # 1: it has published behind blocks whose canonical pages are others'; `state[NUM_STRADDLING]` counts
+NUM_LEASE_ROWS = 15
+
+GHOSTS = 4096
+"""Entries of the direct-mapped memory of lately evicted keys."""
+
+_SPARE_PLACES = 64
+_SLOTS_PER_KEY = 1.6  # open addressing at a load of 0.625 when every page is indexed
+_INITIAL_LEASES, _INITIAL_LEASE_PAGES = 16, 16
+
+
+class Core(NamedTuple):
+    """All that the cache knows; see the row names above.
+
+    `N` base pages, `R` records at most (one more than the limit: a record is made before the oldest goes). The rows of
+    `node`, `resource` and `record` lie side by side in memory: what is known of one block or record is in one or two cache
+    lines, and the next one to evict is seldom near the last.
+    """
+
+    state: Int64s
+    key: Words  # [N, 2] key of each indexed block, and of each known block of a lease, (hi, lo)
+    slot: Int32s  # open addressing: block by key; see `ctxcache.manager.block_index`
+    node: Int32s  # [5 or 7, N] the tree of blocks
+    resource: Int32s  # [4, all resources] holds, and the pools' free stacks
+    record: Int32s  # [4 or 14, R]
+    serial: Int64s  # [R] number of the publication that made each record; 0: no record
+    line: Int32s  # records by last use, the oldest first, with gaps (-1)
+    ripe: Words  # [1 or 4, words] per kind the places in `line` of the ripe records; see `ctxcache.manager.bitset`
+    exact_key: Words  # [R or 0, 4] of each checkpoint: exact-prefix digest, and key of its last full block
+    exact_slot: Int32s  # open addressing: record by exact-prefix digest
+    ghost: Words  # [GHOSTS] low word of lately evicted keys, at index `low word % GHOSTS`
+
+
+class Arena(NamedTuple):
+    """What leases hold: `A` rows, of which some are given out."""
+
+    lease: Int32s  # [15, A]
+    base_rows: Int32s  # [A, width] base pages of each lease
+    draft_rows: Int32s  # [A, width]
+
+
+def allocate_core(kind: ContextCacheDeploymentKind, capacities: tuple[int, int, int, int], max_records: int) -> Core:
+    """Allocate empty pools of the given capacities, in the order of the kinds of resources."""
+    num_pages, _, num_recurrent, _ = capacities
+    checkpoints = kind in RECURRENT_KINDS
+    pairs = kind in PAIRED_KINDS
+    extended = checkpoints or pairs
+    num_records = min(max_records, num_recurrent if checkpoints else num_pages) + 1
+    num_exact = num_records if checkpoints else 0
+    places = num_places(num_records)
+    core = Core(
+        state=np.zeros(NUM_STATE_ENTRIES, np.int64),
+        key=np.zeros((num_pages, 2), np.uint64),
+        slot=_empty_slots(num_pages),
+        node=_side_by_side(NUM_PAIRED_NODE_ROWS if pairs else NUM_NODE_ROWS, num_pages),
+        resource=_side_by_side(NUM_RESOURCE_ROWS, sum(capacities)),
+        record=_side_by_side(NUM_RECORD_ROWS if extended else NUM_PLAIN_RECORD_ROWS, num_records),
+        serial=np.zeros(num_records, np.int64),
+        line=np.full(places, -1, np.int32),
+        ripe=allocate_bits(NUM_RESOURCE_KINDS if extended else 1, places),
+        exact_key=np.zeros((num_exact, 4), np.uint64),
+        exact_slot=_empty_slots(num_exact),
+        ghost=np.zeros(GHOSTS, np.uint64),
+    )
+    if pairs:
+        core.node[PAIR_COUNT] = 0
+    core.resource[[ACTIVE, CACHED]] = 0
+    core.record[NEWER, : num_records - 1] = np.arange(1, num_records)
+    state = core.state
+    for name in (OLDEST_RECORD, NEWEST_RECORD, ROOT_RECORD, FREE_LEASE):
+        state[name] = -1
+    state[[MAX_RECORDS, HAS_CHECKPOINTS, HAS_PAIRS, EXTENDED_RECORDS]] = max_records, checkpoints, pairs, extended
+    state[FIRST_LEAF] = first_leaf_for(places)
+    offset = 0
+    for index, capacity in enumerate(capacities):
+        state[[FREE + index, CAPACITY + index, OFFSET + index]] = capacity, capacity, offset
+        core.resource[FREE_STACK, offset : offset + capacity] = np.arange(capacity - 1, -1, -1)
+        offset += capacity
+    return core
+
+
+def num_places(num_records: int) -> int:
+    """Return how long `Core.line` has to be for so many records; `ctxcache.manager.lru` says why."""
+    return 2 * num_records + _SPARE_PLACES
+
+
+def _side_by_side(rows: int, columns: int) -> Int32s:
+    """Return `int32[rows, columns]` of -1 whose columns are contiguous.
+
+    There are two columns at least: with fewer, rows are contiguous too, which to compiled code is another type of array.
+    """
+    return np.full((max(columns, 2), rows), -1, np.int32).T
+
+
+def allocate_arena(kind: ContextCacheDeploymentKind) -> Arena:
+    """Allocate a small arena."""
+    lease = np.full((NUM_LEASE_ROWS, _INITIAL_LEASES), -1, np.int32)
+    lease[[GENERATION, LIVE]] = 0
+    return Arena(
+        lease=lease,
+        base_rows=np.empty((_INITIAL_LEASES, _INITIAL_LEASE_PAGES), np.int32),
+        draft_rows=np.empty((_INITIAL_LEASES, _INITIAL_LEASE_PAGES if kind in PAIRED_KINDS else 0), np.int32),
+    )
+
+
+def with_larger_arena(arena: Arena, num_leases: int, num_base_pages: int, num_draft_pages: int) -> Arena:
+    """Return an arena with the same leases and at least so many rows and columns, doubling."""
+    rows = _doubled(arena.lease.shape[1], num_leases)
+    lease = np.full((NUM_LEASE_ROWS, rows), -1, np.int32)
+    lease[[GENERATION, LIVE]] = 0
+    lease[:, : arena.lease.shape[1]] = arena.lease
+    return Arena(
+        lease=lease,
+        base_rows=_enlarged(arena.base_rows, rows, _doubled(arena.base_rows.shape[1], num_base_pages)),
+        draft_rows=_enlarged(arena.draft_rows, rows, _doubled(arena.draft_rows.shape[1], num_draft_pages)),
+    )
+
+
+def _empty_slots(num_ids: int) -> Int32s:
+    """Return a hash table for ids below `num_ids`; what its entries mean is said in `ctxcache.manager.block_index`."""
+    slots = np.full(max(8, int(num_ids * _SLOTS_PER_KEY)) + 1, -1, np.int32)
+    slots[-1] = max(1, (num_ids - 1).bit_length())
+    return slots
+
+
+def _doubled(present: int, wanted: int) -> int:
+    size = max(present, 1) if wanted else present
+    while size < wanted:
+        size *= 2
+    return size
+
+
+def _enlarged(array: NDArray[Any], rows: int, width: int) -> NDArray[Any]:
+    larger = np.zeros((rows, width), array.dtype)
+    larger[: array.shape[0], : array.shape[1]] = array
+    return larger

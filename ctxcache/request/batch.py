@@ -1,0 +1,334 @@
+"""The sequences of one request, as arrays over slots, and how a step moves them forward.
+
+Invariant between operations, once a prefill is finalised: `num_tokens == committed + 1` for every slot; the one token
+beyond the committed ones is the lookahead, whose state is not materialised yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxcache.errors import ContractError
+from ctxcache.ids import (
+    ContextCacheCommitPolicy,
+    ContextCacheExecutionMode,
+    ContextCacheLookupPolicy,
+    Hash128,
+    PublicationPoint,
+)
+from ctxcache.jit import njit
+from ctxcache.keys.chain import SequenceKeys
+from ctxcache.keys.identity import BlockKeyExtras
+from ctxcache.manager.results import CacheRequestLease, HybridCheckpointKey, HybridSnapshotReservation, ReusePlan
+from ctxcache.request.admission import DecodingKvHeadroom
+from ctxcache.request.execution_modes import STEP_RULES, StepRules
+from ctxcache.request.validation import RETIRED, Advances, Int32s, SequenceIntake
+
+NOT_FROZEN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StagedHybridPublication:
+    """A checkpoint whose capture is reserved or enqueued, and not yet published."""
+
+    checkpoint: HybridCheckpointKey
+    snapshots: HybridSnapshotReservation
+    point: PublicationPoint
+
+
+@dataclass(slots=True, eq=False)
+class AcquiredSequence:
+    """One sequence of an admission that has its lease: what it asked for, its keys, its plan."""
+
+    intake: SequenceIntake
+    keys: SequenceKeys
+    plan: ReusePlan
+    lease: CacheRequestLease
+
+
+class Batch:
+    """The sequences of one request in slot order. Every array has one entry a slot; compaction shortens them all.
+
+    Attributes:
+        execution_mode, lookup_policy, commit_policy: as admitted.
+        rules: the mode's rules.
+        leases: one lease a slot.
+        lease_rows: `int32[n]`, the leases' rows in the manager.
+        tokens: `int32[n, w]`; slot `i` has `num_tokens[i]` of them.
+        num_tokens, reuse_lengths, committed, common: lengths in tokens, `int32[n]`.
+        frozen: prefill boundary that awaits the first verification, `NOT_FROZEN` where none does.
+        published_blocks: full blocks that this sequence itself has published.
+        published_exact: longest exact length that this sequence itself has published.
+        capacity: tokens that the base pages of the prepared working set cover.
+        draft_capacity: the same of its draft pages; `capacity` where the mode has none.
+        keys: one growing run of block keys a slot.
+        extras: identity of each slot's blocks.
+        media: `None`, or `uint64[w, 2]` digests, zero beyond the prompt.
+        staged: checkpoint reserved or captured and not yet published, or `None`.
+    """
+
+    __slots__ = (
+        "capacity",
+        "commit_policy",
+        "committed",
+        "common",
+        "draft_capacity",
+        "execution_mode",
+        "extras",
+        "frozen",
+        "keys",
+        "lease_rows",
+        "leases",
+        "lookup_policy",
+        "media",
+        "num_tokens",
+        "published_blocks",
+        "published_exact",
+        "reuse_lengths",
+        "rules",
+        "staged",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        sequences: list[AcquiredSequence],
+        *,
+        execution_mode: ContextCacheExecutionMode,
+        lookup_policy: ContextCacheLookupPolicy,
+        commit_policy: ContextCacheCommitPolicy,
+        max_tokens: int,
+        headroom: DecodingKvHeadroom,
+        tokens_per_page: int,
+    ) -> None:
+        size = len(sequences)
+        self.execution_mode = execution_mode
+        self.lookup_policy = lookup_policy
+        self.commit_policy = commit_policy
+        self.rules: StepRules = STEP_RULES[execution_mode]
+        self.leases: list[CacheRequestLease] = [sequence.lease for sequence in sequences]
+        self.lease_rows: Int32s = np.array([lease.row for lease in self.leases], np.int32)
+        self.tokens: Int32s = np.empty((size, max_tokens + 1), np.int32)
+        self.num_tokens: Int32s = np.array([sequence.intake.tokens.size for sequence in sequences], np.int32)
+        self.reuse_lengths: Int32s = np.array([sequence.plan.reused_token_length for sequence in sequences], np.int32)
+        self.committed: Int32s = self.reuse_lengths.copy()
+        self.common: Int32s = np.zeros(size, np.int32)
+        self.frozen: Int32s = np.full(size, NOT_FROZEN, np.int32)
+        self.published_blocks: Int32s = np.zeros(size, np.int32)
+        self.published_exact: Int32s = np.zeros(size, np.int32)
+        self.capacity: Int32s = _covered(self.num_tokens, headroom.base_extra_tokens, tokens_per_page)
+        self.draft_capacity: Int32s = (
+            _covered(self.num_tokens, headroom.draft_extra_tokens, tokens_per_page)
+            if self.rules.paired
+            else self.capacity.copy()
+        )
+        self.keys: list[SequenceKeys] = [sequence.keys for sequence in sequences]
+        self.extras: list[BlockKeyExtras] = [sequence.intake.extras for sequence in sequences]
+        self.media: list[NDArray[np.uint64] | None] = []
+        self.staged: list[StagedHybridPublication | None] = [None] * size
+        for slot, sequence in enumerate(sequences):
+            length = sequence.intake.tokens.size
+            self.tokens[slot, :length] = sequence.intake.tokens
+            self.media.append(_roomy_media(sequence.intake.media, max_tokens + 1))
+
+    @property
+    def size(self) -> int:
+        """Sequences in the batch."""
+        return len(self.leases)
+
+    @property
+    def publishes(self) -> bool:
+        """Whether this request makes anything reusable."""
+        return self.lookup_policy is ContextCacheLookupPolicy.USE_CACHE
+
+    @property
+    def publishes_generated(self) -> bool:
+        """Whether state of generated tokens is made reusable too."""
+        return self.publishes and self.commit_policy is ContextCacheCommitPolicy.INCLUDING_GENERATED_TOKENS
+
+    @property
+    def has_unpublished(self) -> bool:
+        """Whether a checkpoint is staged or a prefill boundary is frozen."""
+        return any(staged is not None for staged in self.staged) or bool((self.frozen != NOT_FROZEN).any())
+
+    def extend_keys(self, slot: int, length: int) -> NDArray[np.uint64]:
+        """Return the keys of the full blocks of the first `length` tokens, `uint64[length // P, 2]` or more."""
+        keys = self.keys[slot]
+        keys.extend(self.tokens[slot, :length], self._media(slot, length))
+        return keys.full_block_keys
+
+    def exact_key(self, slot: int, length: int) -> Hash128:
+        """Return the exact-prefix key of the first `length` tokens."""
+        self.extend_keys(slot, length)
+        return self.keys[slot].exact_key(self.tokens[slot, :length], self._media(slot, length), length)
+
+    def _media(self, slot: int, length: int) -> NDArray[np.uint64] | None:
+        media = self.media[slot]
+        return None if media is None else media[:length]
+
+    def check_prefill(self, advances: Advances) -> None:
+        """Refuse advances that do not say: the whole prompt is materialised, and there is one lookahead token."""
+        _refuse(
+            _check_prefill(advances.counts, advances.committed, self.num_tokens),
+            "accepted {count} tokens and committed {committed}; after prefill accept exactly one token (the lookahead) "
+            "and commit the whole prompt of {tokens} tokens",
+            self,
+            advances,
+        )
+
+    def check_decode(self, advances: Advances) -> None:
+        """Refuse advances that contradict the batch, or that reach beyond the prepared working set."""
+        expected = "exactly one token" if self.rules.single_token else "at least one token"
+        _refuse(
+            _check_decode(advances.counts, advances.committed, self.committed, self.rules.single_token),
+            f"accepted {{count}} tokens and committed {{committed}} after {{before}}; accept {expected}, "
+            "and commit as many more",
+            self,
+            advances,
+        )
+        _refuse(
+            _check_capacity(advances.committed, self.capacity),
+            "committed {committed}, beyond the {capacity} tokens that the step was prepared for; give "
+            "prepare_decode_step a larger headroom",
+            self,
+            advances,
+        )
+
+    def check_prefill_common(self, common: Int32s | None) -> None:
+        """Refuse common lengths other than the prompt's: base and draft agree on the whole prompt, or it failed."""
+        if common is not None and not np.array_equal(common, self.num_tokens):
+            raise ContractError(
+                f"common_state_lengths is {common.tolist()}; after prefill each equals the committed length, "
+                f"{self.num_tokens.tolist()}"
+            )
+
+    def check_common(self, common: Int32s | None, committed: Int32s) -> None:
+        """Refuse common lengths that shrink, pass the committed ones, or reach beyond the prepared draft pages."""
+        if common is None:
+            return
+        slot = _check_common(common, self.common, committed)
+        if slot >= 0:
+            raise ContractError(
+                f"common_state_lengths[{slot}] is {common[slot]}; it must lie in "
+                f"[{self.common[slot]}, {committed[slot]}]: not below its last value, not beyond the committed length"
+            )
+        slot = _check_capacity(common, self.draft_capacity)
+        if slot >= 0:
+            raise ContractError(
+                f"common_state_lengths[{slot}] is {common[slot]}, beyond the {self.draft_capacity[slot]} tokens that the "
+                "step's draft pages cover; give prepare_decode_step a larger draft headroom, or report what the draft has"
+            )
+
+    def advance(self, advances: Advances, common: Int32s | None) -> None:
+        """Append the accepted tokens and move the lengths; the advances were checked before."""
+        _append(self.tokens, self.num_tokens, advances.tokens, advances.counts)
+        self.committed[:] = advances.committed
+        if common is not None:
+            self.common[:] = common
+
+    def reserve_tokens(self, capacity: Int32s, draft_capacity: Int32s) -> None:
+        """Say how many tokens the grown working set covers, on base and on draft pages; it never shrinks."""
+        np.maximum(self.capacity, capacity, out=self.capacity)
+        np.maximum(self.draft_capacity, draft_capacity, out=self.draft_capacity)
+
+    def retired_leases(self, mapping: Int32s) -> list[CacheRequestLease]:
+        """Return the leases of the sequences that leave by a checked mapping."""
+        return [self.leases[slot] for slot in np.flatnonzero(mapping == RETIRED)]
+
+    def compact(self, mapping: Int32s) -> None:
+        """Keep the survivors of a checked mapping, in order."""
+        keep = np.flatnonzero(mapping != RETIRED)
+        for new, old in enumerate(keep):  # in rising order new <= old, so no row is overwritten before it has moved
+            length = self.num_tokens[old]
+            self.tokens[new, :length] = self.tokens[old, :length]
+        self.tokens = self.tokens[: keep.size]
+        for name in (
+            "lease_rows",
+            "num_tokens",
+            "reuse_lengths",
+            "committed",
+            "common",
+            "frozen",
+            "published_blocks",
+            "published_exact",
+            "capacity",
+            "draft_capacity",
+        ):
+            setattr(self, name, getattr(self, name)[keep])
+        for name in ("leases", "keys", "extras", "media", "staged"):
+            rows = getattr(self, name)
+            setattr(self, name, [rows[slot] for slot in keep])
+
+
+def _covered(num_tokens: Int32s, extra_tokens: int, tokens_per_page: int) -> Int32s:
+    pages = -(-(num_tokens.astype(np.int64) + extra_tokens) // tokens_per_page)
+    covered: Int32s = (pages * tokens_per_page).astype(np.int32)
+    return covered
+
+
+def _roomy_media(media: NDArray[np.uint64] | None, width: int) -> NDArray[np.uint64] | None:
+    if media is None:
+        return None
+    roomy = np.zeros((width, 2), np.uint64)
+    roomy[: len(media)] = media
+    return roomy
+
+
+def _refuse(slot: int, template: str, batch: Batch, advances: Advances) -> None:
+    if slot < 0:
+        return
+    values = {
+        "count": advances.counts[slot],
+        "committed": advances.committed[slot],
+        "tokens": batch.num_tokens[slot],
+        "before": batch.committed[slot],
+        "capacity": batch.capacity[slot],
+    }
+    raise ContractError(f"advance {slot} " + template.format(**values))
+
+
+@njit
+def _check_prefill(counts: Int32s, committed: Int32s, num_tokens: Int32s) -> int:
+    """Return the first slot that is wrong, or -1."""
+    for slot in range(counts.size):
+        if counts[slot] != 1 or committed[slot] != num_tokens[slot]:
+            return slot
+    return -1
+
+
+@njit
+def _check_decode(counts: Int32s, committed: Int32s, before: Int32s, single_token: bool) -> int:  # noqa: FBT001 - njit
+    for slot in range(counts.size):
+        if counts[slot] < 1 or (single_token and counts[slot] != 1):
+            return slot
+        if committed[slot] != before[slot] + counts[slot]:
+            return slot
+    return -1
+
+
+@njit
+def _check_capacity(committed: Int32s, capacity: Int32s) -> int:
+    for slot in range(committed.size):
+        if committed[slot] > capacity[slot]:
+            return slot
+    return -1
+
+
+@njit
+def _check_common(common: Int32s, before: Int32s, committed: Int32s) -> int:
+    for slot in range(common.size):
+        if common[slot] < before[slot] or common[slot] > committed[slot]:
+            return slot
+    return -1
+
+
+@njit
+def _append(tokens: Int32s, num_tokens: Int32s, accepted: Int32s, counts: Int32s) -> None:
+    for slot in range(counts.size):
+        start = num_tokens[slot]
+        for index in range(counts[slot]):
+            tokens[slot, start + index] = accepted[slot, index]
+        num_tokens[slot] = start + counts[slot]

@@ -1,0 +1,321 @@
+"""Who holds the coordinator's one request, and how every way out of it ends: released, or quarantined.
+
+Custody serialises the operations, fires transitions for them, turns a failed drain into a quarantine, and looks after
+requests whose handle is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from functools import wraps
+from types import TracebackType
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from ctxcache.device.streams import is_per_thread
+from ctxcache.errors import ContractError, InvariantError
+from ctxcache.fsm import DrainFailed, State, fire, is_declared
+from ctxcache.ids import ContextCacheCoordinatorStatus as Status
+from ctxcache.manager.manager import ContextCacheManager
+from ctxcache.request.request import DeviceLink, Request
+
+_LOG = logging.getLogger("ctxcache")
+
+_ON_HOST_ALONE = frozenset({"can_prepare_decode_step", "clear", "explain", "metrics", "recover", "replace_device_ops"})
+"""Operations that never touch the device."""
+
+_FOR_A_HELD_REQUEST = frozenset({"abandon", "finish", "shutdown"})
+"""Operations that touch it only where a request is held."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class HasCustody(Protocol):
+    """Whose operations `serialised` serialises."""
+
+    _custody: Custody
+
+
+S = TypeVar("S", bound=HasCustody)
+
+
+def serialised(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Make a method an operation of its coordinator, under its own name; see `Custody.run`."""
+
+    @wraps(method)
+    def operation(self: S, /, *arguments: P.args, **options: P.kwargs) -> T:
+        return self._custody.run(method.__name__, method, self, *arguments, **options)
+
+    return operation
+
+
+class Custody:
+    """The admission slot, and the lock around it.
+
+    Attributes:
+        pid: the process that made the coordinator; finalisers in a forked child do nothing.
+        active: the admitted request, or `None`.
+        quarantined: the request whose pages the device may still write, or `None`.
+        shut: whether `shutdown()` succeeded.
+        poisoned: whether a drain has failed; `recover()` clears it.
+        poison_cause: what made it fail: the exception, or the synchroniser's code.
+    """
+
+    def __init__(self, manager: ContextCacheManager, link: DeviceLink) -> None:
+        self._manager = manager
+        self._link = link
+        self._lock = threading.RLock()  # never taken twice: it is one that knows whose it is
+        self._home: threading.local | None = None
+        if is_per_thread(link.stream):
+            self._home = threading.local()  # not the thread's number, which is another thread's after its end
+            self._home.is_here = True
+        self.pid = os.getpid()
+        self.active: Request | None = None
+        self.quarantined: Request | None = None
+        self.shut = False
+        self.poisoned = False
+        self.poison_cause: BaseException | int | None = None
+
+    def run(self, operation: str, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+        """Run one operation of the coordinator; other threads wait, orphans are looked after at its end.
+
+        Raises:
+            ContractError: the operation was called from inside another one of the same thread, or the stream is not the
+                coordinator's in this thread.
+        """
+        if self._is_inside():
+            raise ContractError(
+                f"{operation} was called from inside a hook, synchroniser or callback of the same coordinator; "
+                "call it after the running operation has returned"
+            )
+        try:
+            self._lock.acquire()
+            request = self.active
+            state = request.state if request is not None else None
+            try:
+                self._require_its_stream(operation)
+                self._link.announce(operation)
+                return work(*arguments, **options)
+            except Exception:
+                raise
+            except BaseException:
+                # An interrupt behind a transition: what the host had still to move for it has not moved.
+                if request is not None and request.state is not state:
+                    self.condemn(request)
+                raise
+            finally:
+                self.reap()
+        finally:
+            # Without asking whether it was taken: an interrupt may have come between that and the note of it.
+            try:  # noqa: SIM105 - `suppress` is Python, in which an interrupt could fall
+                self._lock.release()
+            except RuntimeError:
+                pass
+
+    def fire(self, request: Request, trigger: str) -> Status:
+        """Run one transition of a request. A failed drain quarantines it; see `ctxcache.fsm.fire` for what is raised.
+
+        Returns:
+            `OK`, or `POISONED` after a failed drain. An interrupt that failed the drain is re-raised instead.
+        """
+        try:
+            fire(request, trigger)
+        except ContractError:
+            raise
+        except DrainFailed as failure:
+            self._quarantine(request, failure.cause)
+            if failure.interrupt is not None:
+                raise failure.interrupt from None
+            return Status.POISONED
+        except BaseException:
+            self._discard(request)
+            raise
+        return Status.OK
+
+    def committing(self, request: Request) -> _Committing:
+        """Move host state. What raises in here is our own fault, and leaves the request as a failed enqueue does."""
+        return _Committing(self, request)
+
+    def condemning(self, request: Request) -> _Condemning:
+        """Let the request be fit for nothing but its end when something raises in here."""
+        return _Condemning(self, request)
+
+    def condemn(self, request: Request) -> None:
+        """Let the request be fit for nothing but its end."""
+        self._discard(request)
+        if is_declared(request, "device_failed"):
+            fire(request, "device_failed")
+
+    def abandon_active(self) -> None:
+        """Abandon the active request, if there is one."""
+        if self.active is not None and self.active.held:
+            self.abandon(self.active)
+
+    def abandon(self, request: Request) -> Status:
+        """Drain what is pending and release everything, or quarantine."""
+        status = self.fire(request, "abandon")
+        if status is Status.OK:
+            self.release(request)
+        return status
+
+    def release(self, request: Request) -> None:
+        """Release every lease of a released request, then its admission slot. Goes on where an interrupt stopped it."""
+        for lease in request.batch.leases:
+            if not lease.released:
+                self._manager.release(lease)
+        if self.active is request:
+            self.active = None
+        if self.quarantined is request:
+            self.quarantined = None
+
+    def reap(self) -> None:
+        """Look after a request that nobody can finish any more.
+
+        Its handle is gone, or an interrupt stopped its release, or the telling of its failed drain.
+        """
+        request = self.active
+        if request is None or not self._has_its_stream():
+            return
+        state = request.state
+        if state is State.RELEASED:
+            self.release(request)
+        elif state is State.POISONED:
+            self._quarantine(request, RuntimeError("a drain failed, and an interrupt stopped the telling of its cause"))
+        elif request.orphaned:
+            self._link.announce("abandon")
+            self.abandon(request)
+
+    def drop(self, request: Request) -> None:
+        """Hear from a garbage-collected handle. Never waits for another operation, and lets nothing escape."""
+        request.dropped = True
+        if self._is_inside():
+            return  # the running operation looks after it
+        try:
+            if self._lock.acquire(blocking=False):  # otherwise the operation that holds it, or the next one, does
+                self.reap()
+        except BaseException:  # noqa: BLE001 - nothing may escape from a finaliser
+            _LOG.exception("a dropped request could not be abandoned cleanly")
+        finally:
+            try:  # noqa: SIM105 - as above
+                self._lock.release()
+            except RuntimeError:
+                pass
+
+    def shutdown(self) -> Status:
+        """Stop admitting. A quarantine ends when its drain now succeeds; an active request keeps the coordinator open."""
+        self.reap()
+        if self.active is not None:
+            return Status.REQUEST_FAILED
+        if self.quarantined is not None:
+            if self.quarantined.state is State.POISONED:
+                try:
+                    fire(self.quarantined, "shutdown")
+                except DrainFailed as failure:
+                    if failure.interrupt is not None:
+                        raise failure.interrupt from None
+                    return Status.POISONED
+            self.release(self.quarantined)
+        self.shut = True
+        return Status.OK
+
+    def refusal(self) -> Status | None:
+        """Say why nothing is admitted now; `None` when something is.
+
+        Raises:
+            ContractError: the coordinator was shut down in health.
+        """
+        if self.poisoned:
+            return Status.POISONED
+        if self.shut:
+            raise ContractError("the coordinator is shut down; build another one")
+        return None if self.active is None else Status.REQUEST_FAILED
+
+    def require_recoverable(self) -> None:
+        """Refuse recovery without a poisoning whose quarantine `shutdown()` has ended."""
+        if not (self.poisoned and self.shut):
+            raise ContractError(
+                f"recover() is possible after a poisoning once shutdown() has returned OK; this coordinator is "
+                f"{'poisoned' if self.poisoned else 'not poisoned'} and {'shut' if self.shut else 'not shut'}"
+            )
+
+    def recover(self) -> None:
+        """Reopen admission; `InvariantError` when the manager's state is damaged, and then it stays shut."""
+        self._manager.check_invariants()
+        self.poisoned = False
+        self.poison_cause = None
+        self.shut = False
+
+    def _is_inside(self) -> bool:
+        """Whether an operation runs in the calling thread."""
+        is_owned: bool = self._lock._is_owned()  # type: ignore[attr-defined] # noqa: SLF001 - `threading.Condition` asks it too
+        return is_owned
+
+    def _require_its_stream(self, operation: str) -> None:
+        """Refuse an operation that may touch the device in a thread in which the stream's handle is another stream."""
+        if self._has_its_stream() or operation in _ON_HOST_ALONE:
+            return
+        if operation in _FOR_A_HELD_REQUEST and self.active is None and self.quarantined is None:
+            return
+        raise ContractError(
+            f"{operation} was called in a thread other than the one that built this coordinator, and the per-thread default "
+            "stream is another stream there; call it in that thread, or build the coordinator on a stream of its own"
+        )
+
+    def _has_its_stream(self) -> bool:
+        """Whether the stream's handle means, in the calling thread, the stream that the coordinator was built for."""
+        return self._home is None or getattr(self._home, "is_here", False)
+
+    def _discard(self, request: Request) -> None:
+        """Publish nothing more of the request, and believe nothing of what its uploads noted."""
+        # One that broke off halfway has noted rows as uploaded that are not: the next request would read them.
+        self._link.distrust_device_rows()
+        request.discards_unpublished = True
+
+    def _quarantine(self, request: Request, cause: BaseException | int) -> None:
+        self.quarantined = request
+        self.active = None
+        self.poisoned = True
+        self.poison_cause = cause
+        self._link.counters.quarantines += 1
+        _LOG.error(
+            "a drain failed (%r): %d leases are quarantined until shutdown() proves the device idle",
+            cause,
+            len(request.batch.leases),
+        )
+
+
+class _Guard:
+    """What is done to a request when something raises inside the block. No generator, which would outlive an interrupt."""
+
+    __slots__ = ("_custody", "_request")
+
+    def __init__(self, custody: Custody, request: Request) -> None:
+        self._custody = custody
+        self._request = request
+
+    def __enter__(self) -> None:
+        pass
+
+
+class _Committing(_Guard):
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        self._custody.condemn(self._request)
+        if isinstance(error, Exception):
+            raise InvariantError(
+                f"moving host state forward raised {error!r}; please report this, then finish or abandon the request"
+            ) from error
+
+
+class _Condemning(_Guard):
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._custody.condemn(self._request)

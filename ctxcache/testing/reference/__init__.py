@@ -1,0 +1,1 @@
+"""The plain-Python twin of the manager."""

@@ -1,0 +1,350 @@
+"""The invariant checker can fail: one word of the manager's memory is changed at a time, and it says which rule broke."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from support.manager import Runtime, run_of
+
+from ctxcache.errors import InvariantError
+from ctxcache.ids import ContextCacheDeploymentKind as Kind
+from ctxcache.ids import ContextCacheExecutionMode as Mode
+from ctxcache.manager import layout as c
+from ctxcache.manager.block_index import remove
+
+MODES = {Kind.VANILLA: Mode.VANILLA, Kind.EAGLE: Mode.EAGLE, Kind.HYBRID: Mode.VANILLA}
+
+
+class Memory:
+    """A manager with four records on a tree that branches, one live lease, free pages; and its arrays, to spoil."""
+
+    def __init__(self, kind: Kind) -> None:
+        options = {
+            Kind.VANILLA: {},
+            Kind.EAGLE: {"num_draft_pages": 24},
+            Kind.HYBRID: {"num_recurrent_snapshots": 6, "num_partial_kv_snapshots": 6},
+        }[kind]
+        runtime = Runtime(24, kind=kind, mode=MODES[kind], **options)
+        for tokens in (run_of("a", 14), [*run_of("a", 4), *run_of("b", 10)], run_of("c", 9), run_of("d", 6)):
+            runtime.run(tokens)
+        self.lease = runtime.begin(run_of("a", 14))
+        self.manager = runtime.manager
+        self.manager.check_invariants()
+        self.core = self.manager._core
+        self.arena = self.manager._arena.arrays
+        self.state, self.node = self.core.state, self.core.node
+        self.resource, self.record, self.line = self.core.resource, self.core.record, self.core.line
+
+    @property
+    def order(self) -> list[int]:
+        """Record rows, the least recently used first."""
+        rows, row = [], int(self.state[c.OLDEST_RECORD])
+        while row >= 0:
+            rows.append(row)
+            row = int(self.record[c.NEWER, row])
+        return rows
+
+    @property
+    def oldest(self) -> int:
+        """The least recently used record: its path leaves that of the leased one behind the first block."""
+        return self.order[0]
+
+    @property
+    def newest(self) -> int:
+        """The most recently used record: the leased one."""
+        return self.order[-1]
+
+    def path(self, record: int) -> list[int]:
+        """Blocks of a record's base path."""
+        block, path = int(self.record[c.ENDPOINT, record]), []
+        while block >= 0:
+            path.insert(0, block)
+            block = int(self.node[c.PARENT, block])
+        return path
+
+    @property
+    def trunk(self) -> int:
+        """The block that two paths share."""
+        return self.path(self.newest)[0]
+
+    @property
+    def leaf(self) -> int:
+        """A block without children."""
+        return self.path(self.newest)[-1]
+
+    @property
+    def free(self) -> int:
+        """A page that nobody holds."""
+        return int(self.resource[c.FREE_STACK, 0])
+
+    def at(self, kind: int, resource: int) -> int:
+        """Column of a resource in `Core.resource`."""
+        return int(self.state[c.OFFSET + kind]) + resource
+
+
+CORRUPTIONS: list[tuple[str, Kind, Callable[[Memory], object]]] = []
+
+
+def breaks(message: str, kind: Kind = Kind.VANILLA) -> Callable[[Callable[[Memory], object]], Callable[..., object]]:
+    """Register a corruption and what the checker has to say about it."""
+
+    def register(corrupt: Callable[[Memory], object]) -> Callable[..., object]:
+        CORRUPTIONS.append((message, kind, corrupt))
+        return corrupt
+
+    return register
+
+
+# The LRU order
+
+
+@breaks("the LRU order is longer than there are records")
+def order_in_a_circle(m: Memory) -> None:
+    m.record[c.NEWER, m.newest] = m.oldest
+
+
+@breaks("does not know its older neighbour")
+def neighbour_forgotten(m: Memory) -> None:
+    m.record[c.OLDER, m.order[1]] = -1
+
+
+@breaks("of the LRU order is dead")
+def record_without_serial(m: Memory) -> None:
+    m.core.serial[m.oldest] = 0
+
+
+@breaks("was used before its older neighbour")
+def order_against_use(m: Memory) -> None:
+    used = m.record[c.USED]
+    used[m.oldest], used[m.newest] = used[m.newest], used[m.oldest]
+
+
+@breaks("the LRU order does not end at the newest record")
+def newest_misnamed(m: Memory) -> None:
+    m.state[c.NEWEST_RECORD] = m.oldest
+
+
+@breaks("the LRU order does not hold every record")
+def records_overcounted(m: Memory) -> None:
+    m.state[c.NUM_RECORDS] += 1
+
+
+@breaks("there are more records than the limit")
+def limit_below_the_records(m: Memory) -> None:
+    m.state[c.MAX_RECORDS] = 3
+
+
+@breaks("5 records live, 4 are in the LRU order")
+def record_outside_the_order(m: Memory) -> None:
+    m.core.serial[m.state[c.FREE_RECORD]] = 99
+
+
+# Paths, index and tree
+
+
+@breaks("is its own ancestor")
+def path_in_a_circle(m: Memory) -> None:
+    m.node[c.PARENT, m.trunk] = m.leaf
+
+
+@breaks("a block is indexed twice")
+def block_indexed_twice(m: Memory) -> None:
+    slot = m.core.slot[:-1]
+    slot[int((slot < 0).argmax())] = slot[int((slot >= 0).argmax())]
+
+
+@breaks("are indexed or needed, not both")
+def block_not_indexed(m: Memory) -> None:
+    remove(m.core.key, m.core.slot, m.leaf)
+
+
+@breaks("the number of indexed blocks is wrong")
+def blocks_overcounted(m: Memory) -> None:
+    m.state[c.NUM_NODES] += 1
+
+
+@breaks("is not found by its key")
+def key_of_another(m: Memory) -> None:
+    m.core.key[m.leaf] = m.core.key[m.trunk]
+
+
+@breaks("does not know its parent")
+def child_of_another(m: Memory) -> None:
+    m.node[c.FIRST_CHILD, m.leaf] = m.trunk
+
+
+@breaks("does not know its elder sibling")
+def sibling_forgotten(m: Memory) -> None:
+    younger = m.node[c.NEXT_SIBLING, m.node[c.FIRST_CHILD, m.trunk]]
+    m.node[c.PREVIOUS_SIBLING, younger] = -1
+
+
+@breaks("lists 0 of 2 children")
+def children_unlisted(m: Memory) -> None:
+    m.node[c.FIRST_CHILD, m.trunk] = -1
+
+
+# Endpoints
+
+
+@breaks("is listed at block")
+def record_listed_elsewhere(m: Memory) -> None:
+    m.resource[c.OWNER, m.trunk] = m.newest
+
+
+@breaks("the lists of records by endpoint differ from the LRU order")
+def record_unlisted(m: Memory) -> None:
+    m.resource[c.OWNER, m.leaf] = -1
+
+
+@breaks("takes record")
+def newest_of_a_block_misnamed(m: Memory) -> None:
+    newest = m.path(m.order[1])[0]
+    m.node[c.NEWEST, newest] = m.oldest
+
+
+# Pools and leases
+
+
+@breaks("the number of leases is wrong")
+def leases_overcounted(m: Memory) -> None:
+    m.state[c.NUM_LEASES] += 1
+
+
+@breaks("a base KV page is on the free list twice")
+def page_free_twice(m: Memory) -> None:
+    m.resource[c.FREE_STACK, 1] = m.resource[c.FREE_STACK, 0]
+
+
+@breaks("has 1 active holds, leases have 0")
+def hold_of_no_lease(m: Memory) -> None:
+    m.resource[c.ACTIVE, m.free] += 1
+
+
+@breaks("has 0 active holds, leases have 1")
+def lease_without_its_hold(m: Memory) -> None:
+    m.resource[c.ACTIVE, m.lease.base_pages[-1]] -= 1
+
+
+@breaks("has 1 cache holds, records have 0")
+def hold_of_no_record(m: Memory) -> None:
+    m.resource[c.CACHED, m.free] = 1
+
+
+@breaks("has 0 cache holds, records have 1")
+def record_without_its_hold(m: Memory) -> None:
+    m.resource[c.CACHED, m.path(m.oldest)[-1]] = 0
+
+
+@breaks("are free and held")
+def page_free_and_held(m: Memory) -> None:
+    m.resource[c.FREE_STACK, 0] = m.leaf
+
+
+@breaks("1 of 24 base KV pages are lost")
+def page_lost(m: Memory) -> None:
+    m.state[c.FREE + c.BASE] -= 1
+
+
+@breaks("base KV pages are idle")
+def idle_overcounted(m: Memory) -> None:
+    m.state[c.IDLE + c.BASE] += 1
+
+
+# The line of records by last use, and the marks of the ripe ones
+
+
+@breaks("the line's ends")
+def line_beyond_its_end(m: Memory) -> None:
+    m.state[c.LINE_END] = m.line.size + 1
+
+
+@breaks("the line differs from the LRU order")
+def line_against_the_order(m: Memory) -> None:
+    places = m.record[c.USED, m.order[:2]]
+    m.line[places] = m.line[places[::-1]]
+
+
+@breaks("the line is filled where it is swept")
+def line_ends_too_early(m: Memory) -> None:
+    m.state[[c.SETTLED, c.SWEPT]] = 0
+    m.state[c.LINE_END] = m.record[c.USED, m.newest]
+
+
+@breaks("does not know its place")
+def place_forgotten(m: Memory) -> None:
+    m.record[c.USED, m.newest] += 1
+
+
+@breaks("are marked as ripe wrongly")
+def ripe_records_unmarked(m: Memory) -> None:
+    m.core.ripe[c.BASE] = 0
+
+
+@breaks("another record is the oldest ripe one")
+def oldest_ripe_record_hidden(m: Memory) -> None:
+    m.core.ripe[c.BASE, 0] = 0  # the root; the leaves below still hold the members
+
+
+# Draft pages beside base blocks
+
+
+@breaks("pairs 9 of 3 blocks", Kind.EAGLE)
+def more_pairs_than_blocks(m: Memory) -> None:
+    m.record[c.NUM_PAIRED_BLOCKS, m.newest] = 9
+
+
+@breaks("are held by no record, or by none any more", Kind.EAGLE)
+def pair_of_no_record(m: Memory) -> None:
+    m.node[c.PAIR_PAGE, m.trunk] = m.free
+
+
+@breaks("names no record that ends with it", Kind.EAGLE)
+def draft_page_without_its_record(m: Memory) -> None:
+    m.resource[c.OWNER, m.at(c.DRAFT, int(m.record[c.LAST_DRAFT_PAGE, m.newest]))] = -1
+
+
+@breaks("counts its pairs wrongly", Kind.EAGLE)
+def pairs_overcounted(m: Memory) -> None:
+    m.node[c.PAIR_COUNT, m.leaf] += 1
+
+
+# Checkpoints
+
+
+@breaks("two records have recurrent snapshot", Kind.HYBRID)
+def snapshot_shared(m: Memory) -> None:
+    m.record[c.RECURRENT_SLOT, m.newest] = m.record[c.RECURRENT_SLOT, m.oldest]
+
+
+@breaks("does not name record", Kind.HYBRID)
+def snapshot_of_another(m: Memory) -> None:
+    m.resource[c.OWNER, m.at(c.PARTIAL, int(m.record[c.PARTIAL_SLOT, m.oldest]))] = m.newest
+
+
+@breaks("has no recurrent snapshot", Kind.HYBRID)
+def checkpoint_without_state(m: Memory) -> None:
+    m.record[c.RECURRENT_SLOT, m.newest] = -1
+
+
+@breaks("is not found by its exact key", Kind.HYBRID)
+def exact_key_of_another(m: Memory) -> None:
+    m.core.exact_key[m.newest] = m.core.exact_key[m.oldest]
+
+
+@breaks("recurrent snapshot 0 has", Kind.HYBRID)
+def snapshot_held_by_nobody(m: Memory) -> None:
+    m.resource[c.ACTIVE, m.at(c.RECURRENT, 0)] += 1
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "corrupt"), CORRUPTIONS, ids=[corrupt.__name__ for _, _, corrupt in CORRUPTIONS]
+)
+def test_every_corruption_is_found_and_named(message: str, kind: Kind, corrupt: Callable[[Memory], object]) -> None:
+    """One spoilt word of a sound memory raises `InvariantError` for the rule that it breaks."""
+    memory = Memory(kind)
+    corrupt(memory)
+    with pytest.raises(InvariantError, match=re.escape(message)):
+        memory.manager.check_invariants()

@@ -1,0 +1,1 @@
+"""What several tests share: harnesses, twins, and devices that are not there."""
