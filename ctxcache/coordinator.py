@@ -332,7 +332,7 @@ class ContextCacheCoordinator(HybridMtpOperations):
         unsettled = is_declared(live, "settle_draft")
         if not unsettled:
             require_declared(live, "begin_compaction")
-        mapping = read_mapping(old_to_new, new_batch_size, live.batch.size)
+        mapping, survivors = read_mapping(old_to_new, new_batch_size, live.batch.size)
         check_device_mapping(device_batch_mapping, live.batch.size, self._binding.home)
         if unsettled:
             status = self._sanitizer.sum_frozen(live, "sum_settled")
@@ -342,7 +342,7 @@ class ContextCacheCoordinator(HybridMtpOperations):
                 return status
             with self._custody.committing(live):
                 live.publication.publish_frozen(live.batch)
-        live.compaction = PendingCompaction(mapping, int(new_batch_size), device_batch_mapping)
+        live.compaction = PendingCompaction(mapping, survivors, device_batch_mapping)
         return self._custody.fire(live, "begin_compaction")
 
     @serialised

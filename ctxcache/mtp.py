@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ctxcache.arguments import as_integer
 from ctxcache.device.ops import HiddenRow
 from ctxcache.device.snapshots import check_hidden_row
 from ctxcache.errors import ContractError
@@ -16,7 +17,7 @@ from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.request.handle import RequestHandle
 from ctxcache.request.owner import serialised
 from ctxcache.request.request import BoundaryCopy, Request
-from ctxcache.request.validation import read_index, require_writable
+from ctxcache.request.validation import require_writable
 from ctxcache.service import CoordinatorService
 
 
@@ -56,7 +57,7 @@ class HybridMtpOperations(CoordinatorService):
         live = self._live(request, "publish_boundary")
         row = self._hidden_row(live, slot, base_hidden_states, boundary_hidden_row)
         batch = live.batch
-        length = read_index("resident_state_length", resident_state_length, 0, int(batch.num_tokens[slot]) + 1)
+        length = as_integer("resident_state_length", resident_state_length, 0, int(batch.num_tokens[slot]) + 1)
         if length == 0:
             return Status.OK
         status = self._sanitizer.sum_slots(live, "sum_boundary", (slot,), np.full(batch.size, length, np.int32))
@@ -109,6 +110,6 @@ class HybridMtpOperations(CoordinatorService):
         storage = self._binding.link.storage
         if storage is None or storage.hidden_rows is None:
             raise ContractError(f"a {self._kind.name} deployment saves no hidden rows; only HYBRID_MTP does")
-        slot = read_index("slot", slot, 0, live.batch.size)
+        slot = as_integer("slot", slot, 0, live.batch.size)
         rows = check_hidden_row(storage, 0, HiddenRow(hidden_states, slot, 0)).shape[1]
-        return HiddenRow(hidden_states, slot, read_index("the hidden row", row, 0, rows))
+        return HiddenRow(hidden_states, slot, as_integer("the hidden row", row, 0, rows))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxcache.arguments import RETIRED, Int32s
 from ctxcache.errors import ContractError
 from ctxcache.ids import (
     ContextCacheCommitPolicy,
@@ -25,7 +26,7 @@ from ctxcache.keys.identity import BlockKeyExtras
 from ctxcache.manager.results import CacheRequestLease, HybridCheckpointKey, HybridSnapshotReservation, ReusePlan
 from ctxcache.request.admission import DecodingKvHeadroom
 from ctxcache.request.execution_modes import STEP_RULES, StepRules
-from ctxcache.request.validation import RETIRED, Advances, Int32s, SequenceIntake
+from ctxcache.request.validation import Advances, SequenceIntake
 
 NOT_FROZEN = -1
 

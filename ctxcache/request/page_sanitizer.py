@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxcache.arguments import Int32s
 from ctxcache.device.page_sums import allocate_sums, fold
 from ctxcache.errors import DeviceError, PageCorruptionError
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
@@ -22,7 +23,6 @@ from ctxcache.manager.manager import ContextCacheManager
 from ctxcache.request.batch import NOT_FROZEN, Batch
 from ctxcache.request.owner import Custody
 from ctxcache.request.request import DeviceLink, PageSums, Request
-from ctxcache.request.validation import Int32s
 
 _Blocks = tuple[int, int, int]
 """A slot, and its blocks `[first, last)`."""

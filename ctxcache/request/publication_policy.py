@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ctxcache.arguments import Int32s
 from ctxcache.device.ops import SnapshotJobs
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ContextCacheExecutionMode as Mode
@@ -20,7 +21,6 @@ from ctxcache.metrics import CoordinatorCounters
 from ctxcache.request.batch import NOT_FROZEN, Batch, StagedHybridPublication
 from ctxcache.request.identity_memory import IdentityMemory
 from ctxcache.request.snapshot_jobs import SnapshotSlots, snapshot_jobs
-from ctxcache.request.validation import Int32s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ctxcache.arguments import Int32s
 from ctxcache.device.ops import DeviceOps, HiddenRow, SnapshotJobs, StreamSynchronizer
 from ctxcache.fsm import INITIAL, PENDING, PHASES, State
 from ctxcache.ids import Phase
 from ctxcache.metrics import CoordinatorCounters
 from ctxcache.request.batch import Batch
 from ctxcache.request.publication_policy import PublicationPolicy
-from ctxcache.request.validation import Int32s
 
 if TYPE_CHECKING:
     from ctxcache.device.resources import ContextCachePhysicalResources

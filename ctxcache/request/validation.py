@@ -7,20 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.arguments import as_plain
+from ctxcache.arguments import (
+    Int32s,
+    as_int32s,
+    as_integer,
+    as_plain,
+    check_mapping,
+    check_member,
+    check_sequence,
+)
 from ctxcache.device.arrays import Home, check_int32_target, check_writable, view_array
+from ctxcache.device.compiled_checks import are_distinct_slots, are_within
 from ctxcache.errors import ContractError
 from ctxcache.ids import ContextCacheCommitPolicy, ContextCacheExecutionMode, ContextCacheLookupPolicy
-from ctxcache.jit import njit_in_place
 from ctxcache.keys.chain import check_extras
 from ctxcache.keys.identity import BlockKeyExtras
 from ctxcache.keys.tokens import as_media_array, as_token_array
-from ctxcache.manager.layout import Flags
 from ctxcache.request.admission import (
     ContextCacheBatchAdmission,
     ContextCacheBatchAdvance,
@@ -29,12 +36,6 @@ from ctxcache.request.admission import (
     DecodingKvHeadroom,
 )
 from ctxcache.request.execution_modes import CommonLengths
-
-Int32s = NDArray[np.int32]
-_Choice = TypeVar("_Choice")
-
-RETIRED = -1
-"""The new slot, in a compaction mapping, of a sequence that leaves the batch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,15 +67,16 @@ def read_admission(
     """Check a whole batch admission against the engine's batch and the deployment's modes."""
     if not isinstance(admission, ContextCacheBatchAdmission):
         raise ContractError(f"admission is a {type(admission).__name__}; pass a ContextCacheBatchAdmission")
-    _require_member("execution_mode", admission.execution_mode, ContextCacheExecutionMode)
-    _require_member("lookup_policy", admission.lookup_policy, ContextCacheLookupPolicy)
-    _require_member("commit_policy", admission.commit_policy, ContextCacheCommitPolicy)
+    check_member("execution_mode", admission.execution_mode, ContextCacheExecutionMode)
+    check_member("lookup_policy", admission.lookup_policy, ContextCacheLookupPolicy)
+    check_member("commit_policy", admission.commit_policy, ContextCacheCommitPolicy)
     if admission.execution_mode not in modes:
         raise ContractError(
             f"execution_mode is {admission.execution_mode.name}; this deployment has "
             f"{', '.join(mode.name for mode in modes)}"
         )
-    sequences = _require_sequence("sequences", admission.sequences)
+    sequences = admission.sequences
+    check_sequence("sequences", sequences)
     if not 1 <= len(sequences) <= max_batch_size:
         raise ContractError(f"the batch has {len(sequences)} sequences; admit 1 to {max_batch_size}")
     return [_read_sequence(index, sequence) for index, sequence in enumerate(sequences)]
@@ -101,11 +103,10 @@ def read_headroom(headroom: DecodingKvHeadroom | None, default: DecodingKvHeadro
         return default
     if not isinstance(headroom, DecodingKvHeadroom):
         raise ContractError(f"headroom is a {type(headroom).__name__}; pass a DecodingKvHeadroom")
-    for name in ("base_extra_tokens", "draft_extra_tokens"):
-        value = getattr(headroom, name)
-        if not _is_integer(value) or not 0 <= value <= np.iinfo(np.int32).max:
-            raise ContractError(f"DecodingKvHeadroom.{name} is {value!r}; pass a non-negative number of tokens")
-    return headroom
+    return DecodingKvHeadroom(
+        as_integer("DecodingKvHeadroom.base_extra_tokens", headroom.base_extra_tokens),
+        as_integer("DecodingKvHeadroom.draft_extra_tokens", headroom.draft_extra_tokens),
+    )
 
 
 def read_advances(
@@ -114,7 +115,8 @@ def read_advances(
     """Check the form of a batch's advances; what the numbers mean is checked against the batch later."""
     if isinstance(advances, ContextCacheBatchAdvance):
         return _read_batch_advance(advances, batch_size)
-    items = _require_sequence("advances", advances)
+    items = advances
+    check_sequence("advances", items)
     if len(items) != batch_size:
         raise ContractError(f"there are {len(items)} advances for {batch_size} sequences; give one a sequence")
     runs = [_read_advance(slot, item) for slot, item in enumerate(items)]
@@ -140,7 +142,7 @@ def _read_batch_advance(advance: ContextCacheBatchAdvance, batch_size: int) -> A
     if tokens.ndim != 2 or tokens.shape[0] != batch_size or tokens.dtype != np.int32:
         raise ContractError(f"accepted_token_ids is {tokens.dtype}{list(tokens.shape)}; pass int32[{batch_size}, k]")
     counts = read_lengths("accepted_token_counts", advance.accepted_token_counts, batch_size)
-    if not _all_within(counts, tokens.shape[1] + 1):
+    if not are_within(counts, tokens.shape[1] + 1):
         raise ContractError(
             f"accepted_token_counts holds {counts.min()} .. {counts.max()}; the rows have 0 .. {tokens.shape[1]} tokens"
         )
@@ -150,8 +152,7 @@ def _read_batch_advance(advance: ContextCacheBatchAdvance, batch_size: int) -> A
 
 def read_lengths(name: str, values: Any, batch_size: int) -> Int32s:
     """Check one integer a sequence; a plain int32 array is returned as it is."""
-    if not (isinstance(values, np.ndarray) and values.dtype == np.int32 and values.ndim == 1):
-        values = _integers(name, values)
+    values = as_int32s(name, values)
     if len(values) != batch_size:
         raise ContractError(f"{name} has {len(values)} entries for {batch_size} sequences; give one a sequence")
     checked: Int32s = as_plain(values)
@@ -173,34 +174,20 @@ def read_common_lengths(values: Any, rule: CommonLengths, committed: Int32s) -> 
 
 def read_slots(name: str, slots: Any, batch_size: int) -> Int32s:
     """Check a run of unique slots of the batch."""
-    if isinstance(slots, tuple) and not slots:
-        return _NO_SLOTS
-    checked: Int32s = as_plain(_integers(name, slots))
-    if not _all_within(checked, batch_size):
+    checked: Int32s = as_plain(as_int32s(name, slots))
+    if are_distinct_slots(checked, batch_size):
+        return checked
+    if not are_within(checked, batch_size):
         raise ContractError(
             f"{name} holds slots {checked.min()} .. {checked.max()}; the batch has 0 .. {batch_size - 1}"
         )
-    if _has_repeats(checked, np.zeros(batch_size, np.bool_)):
-        raise ContractError(f"{name} is {checked.tolist()}; name every slot once")
-    return checked
+    raise ContractError(f"{name} is {checked.tolist()}; name every slot once")
 
 
-def read_mapping(old_to_new: Any, new_batch_size: int, batch_size: int) -> Int32s:
-    """Check an old-to-new mapping and return a copy: survivors keep their order and fill the new batch exactly."""
-    mapping = _integers("old_to_new", old_to_new).copy()
-    if mapping.size != batch_size:
-        raise ContractError(f"old_to_new has {mapping.size} entries for {batch_size} slots; give one a slot")
-    survivors = mapping[mapping != RETIRED]
-    if not _is_integer(new_batch_size) or new_batch_size != survivors.size:
-        raise ContractError(
-            f"new_batch_size is {new_batch_size!r} and {survivors.size} sequences survive; they must be equal"
-        )
-    if not np.array_equal(survivors, np.arange(survivors.size)):
-        raise ContractError(
-            f"old_to_new is {mapping.tolist()}; survivors keep their order and fill 0 .. {survivors.size - 1}, "
-            f"a sequence that leaves is {RETIRED}"
-        )
-    return mapping
+def read_mapping(old_to_new: Any, new_batch_size: int, batch_size: int) -> tuple[Int32s, int]:
+    """Check an old-to-new mapping and return a copy, and how many survive it."""
+    survivors = as_integer("new_batch_size", new_batch_size, 0, batch_size + 1)
+    return check_mapping("old_to_new", old_to_new, batch_size, survivors).copy(), survivors
 
 
 def check_device_mapping(device_mapping: Any, batch_size: int, home: Home) -> None:
@@ -211,54 +198,3 @@ def check_device_mapping(device_mapping: Any, batch_size: int, home: Home) -> No
 def require_writable(name: str, array: Any) -> None:
     """Refuse an array that says that it must not be written, as the ops will."""
     check_writable(name, view_array(array))
-
-
-def read_index(name: str, value: Any, low: int, high: int) -> int:
-    """Check an integer in `[low, high)`."""
-    if not _is_integer(value) or not low <= value < high:
-        raise ContractError(f"{name} is {value!r}; pass an integer in [{low}, {high})")
-    return int(value)
-
-
-def _integers(name: str, values: Any) -> Int32s:
-    try:
-        return as_token_array(values)
-    except ContractError as error:
-        raise ContractError(f"{name} must be a one-dimensional run of integers: {error}") from None
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def _require_member(name: str, value: Any, choices: type[_Choice]) -> None:
-    if not isinstance(value, choices):
-        raise ContractError(f"{name} is {value!r}; pass a {choices.__name__} member")
-
-
-def _require_sequence(name: str, values: Any) -> Sequence[Any]:
-    if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
-        raise ContractError(f"{name} is a {type(values).__name__}; pass a list or a tuple")
-    return values
-
-
-_NO_SLOTS: Int32s = np.empty(0, np.int32)
-_NO_SLOTS.flags.writeable = False
-
-
-@njit_in_place
-def _all_within(values: Int32s, end: int) -> bool:
-    """Whether all values lie in `[0, end)`."""
-    for value in values:  # noqa: SIM110 - compiled code has no generators
-        if value < 0 or value >= end:
-            return False
-    return True
-
-
-@njit_in_place
-def _has_repeats(slots: Int32s, seen: Flags) -> bool:
-    for slot in slots:
-        if seen[slot]:
-            return True
-        seen[slot] = True
-    return False
