@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +25,8 @@ from ctxcache.request.admission import (
     ContextCacheSequenceAdvance,
     DecodingKvHeadroom,
 )
-
-if TYPE_CHECKING:
-    from ctxcache.coordinator import ContextCacheCoordinator
-    from ctxcache.request.handle import RequestHandle
+from ctxcache.request.handle import RequestHandle
+from ctxcache.request.operations import RequestOperations
 
 Accepted = Sequence[int] | Sequence[Sequence[int]] | NDArray[Any]
 """One accepted token a sequence, or (speculative) one run of accepted tokens a sequence; in slot order."""
@@ -51,7 +49,7 @@ class CoordinatorSession:
 
     def __init__(
         self,
-        coordinator: ContextCacheCoordinator,
+        coordinator: RequestOperations,
         token_lists: Sequence[Any],
         *,
         execution_mode: ContextCacheExecutionMode = ContextCacheExecutionMode.VANILLA,

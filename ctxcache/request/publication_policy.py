@@ -19,7 +19,7 @@ from ctxcache.manager.manager import ContextCacheManager
 from ctxcache.manager.results import HybridCheckpointKey
 from ctxcache.metrics import CoordinatorCounters
 from ctxcache.request.batch import NOT_FROZEN, Batch, StagedHybridPublication
-from ctxcache.request.identity_memory import IdentityMemory
+from ctxcache.request.explain import IdentityMemory
 from ctxcache.request.snapshot_jobs import SnapshotSlots, snapshot_jobs
 
 if TYPE_CHECKING:
