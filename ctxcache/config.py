@@ -69,7 +69,7 @@ class EngineConfig:
         recurrent: the state of the recurrent layers; `None` exactly when there are none.
         kv_dtype: dtype of keys and values, a key of `DTYPE_BYTES`.
         max_batch_size: sequences in the largest batch.
-        max_sequence_length: tokens in the longest sequence, lookahead included.
+        max_sequence_length: tokens in the longest sequence, the sampled one included.
         num_pages: physical pages of the pool. 0 takes one full row of pages per sequence of the largest
             batch; the field then holds that number.
         tokens_per_page: tokens in one page, the same for every attention layer.

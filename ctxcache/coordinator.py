@@ -219,7 +219,7 @@ class ContextCacheCoordinator:
 
         Args:
             request: a request whose prefill has been prepared.
-            advances: one a sequence: exactly one accepted token, the lookahead, and the whole prompt committed.
+            advances: one a sequence: exactly one accepted token, the sampled one, and the whole prompt committed.
             common_state_lengths: one a sequence, equal to the committed length: required for EAGLE, optional for shared
                 KV, refused otherwise.
 

@@ -206,7 +206,7 @@ def modules() -> str:
     """List every module of the package by folder, with the first sentence of its docstring."""
     package = ROOT / "ctxcache"
     rows = []
-    for folder in (package, *sorted(path for path in package.iterdir() if (path / "__init__.py").exists())):
+    for folder in sorted({path.parent for path in package.rglob("__init__.py")}):
         for path in sorted(folder.glob("*.py")):
             text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
             summary = " ".join(text.partition("\n\n")[0].split())

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import secrets
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,10 +33,7 @@ from ctxcache.errors import ContractError
 from ctxcache.ids import Hash128
 from ctxcache.keys.identity import AdapterKey, BlockKeyExtras, MediaSpanKey
 from ctxcache.keys.siphash import absorb_digest, hash_blocks, hash_bytes, hash_tail, initial_state
-from ctxcache.keys.tokens import as_media_array, as_token_array
-
-if TYPE_CHECKING:
-    from ctxcache.keys.tokens import MediaHashes, TokenIds
+from ctxcache.keys.tokens import MediaHashes, TokenIds, as_media_array, as_token_array
 
 _DOMAIN_PREFIX = b"ctxcache.key.v1."
 _NO_EXTRAS = BlockKeyExtras()

@@ -68,7 +68,7 @@ class ContextCacheSequenceAdvance:
     """How far one sequence got, as the runtime saw it after its own synchronisation.
 
     Attributes:
-        accepted_token_ids: tokens accepted by this step, in order; the last one is the lookahead.
+        accepted_token_ids: tokens accepted by this step, in order; the last one was only sampled: its state is not computed yet.
         committed_state_length: leading tokens whose model state is materialised in the bound cache.
     """
 

@@ -1,7 +1,13 @@
 """The sequences of one request, as arrays over slots, and how a step moves them forward.
 
-Invariant between operations, once a prefill is finalised: `num_tokens == committed + 1` for every slot; the one token
-beyond the committed ones is the lookahead, whose state is not materialised yet.
+The tokens of one slot, between two operations:
+
+    [0, reused)           shared pages: computed by earlier requests, held by this lease and by the cache
+    [reused, committed)   private pages: computed by this request; published full blocks are the cache's too
+    [committed, tokens)   after the prefill exactly one, the sampled token: known, and not computed yet
+    [committed, capacity) where the next step may write: within the pages that the lease has
+
+With a draft, `common` says how far both models' states agree, `[0, common)`, and `draft_capacity` ends the draft's pages.
 """
 
 from __future__ import annotations
@@ -176,7 +182,7 @@ class Batch:
         report = read_report(advances, (), common_lengths, self.rules.common_lengths, self.size)
         self._refuse(
             _check_prefill(report.counts, report.committed, self.num_tokens),
-            "accepted {count} tokens and committed {committed}; after prefill accept exactly one token (the lookahead) "
+            "accepted {count} tokens and committed {committed}; after prefill accept exactly one token (the sampled one) "
             "and commit the whole prompt of {tokens} tokens",
             report,
         )

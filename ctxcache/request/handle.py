@@ -53,7 +53,7 @@ class SequenceState:
 
     Attributes:
         lease: its hold on pages and snapshot slots.
-        token_ids: `int32[n]`, the lookahead included.
+        token_ids: `int32[n]`, the sampled one included.
         key_extras: identity of its blocks.
         per_position_media_hash: `uint64[n, 2]`, or `None` for text.
         reuse_token_length: tokens that the prefill did not compute.

@@ -1,12 +1,18 @@
 """When what becomes reusable: one publication policy per execution mode, chosen when a request is admitted.
 
 The coordinator calls the same moments for every mode. A moment that begins with `stage_` reserves and returns what is to
-be captured; a moment that begins with `publish_` runs after the state is proven complete.
+be captured; a moment that begins with `publish_` runs after the state is proven complete. What a moment publishes of a slot:
+
+    attention        [0, committed // P)                        full blocks; the rest of the last page stays private
+    shared KV        [0, min(frozen, common) // P)              and at the first verification only
+    EAGLE            the same, as pairs of base and draft pages
+    recurrent        the state after exactly `length` tokens, and the blocks [0, length // P) before it
+    hybrid MTP       the same, and the blocks [0, (length - 1) // P): the boundary token's page is private
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -21,9 +27,6 @@ from ctxcache.metrics import CoordinatorCounters
 from ctxcache.request.batch import NOT_FROZEN, Batch, StagedHybridPublication
 from ctxcache.request.explain import IdentityMemory
 from ctxcache.request.snapshot_jobs import SnapshotSlots, snapshot_jobs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class PublicationPolicy:
