@@ -333,7 +333,7 @@ class ContextCacheCoordinator(HybridMtpOperations):
         if not unsettled:
             require_declared(live, "begin_compaction")
         mapping, survivors = read_mapping(old_to_new, new_batch_size, live.batch.size)
-        check_device_mapping(device_batch_mapping, live.batch.size, self._binding.home)
+        check_device_mapping(device_batch_mapping, live.batch.size, self._binding.location)
         if unsettled:
             status = self._sanitizer.sum_frozen(live, "sum_settled")
             if status is Status.OK:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ctxcache.arguments import as_integer
+from ctxcache.device.op_checks import check_hidden_row
 from ctxcache.device.ops import HiddenRow
-from ctxcache.device.snapshots import check_hidden_row
 from ctxcache.errors import ContractError
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.request.handle import RequestHandle

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.arguments import INT32_LIMIT, Int32s, as_int32s, as_integer, check_mapping, is_integer
+from ctxcache.arguments import as_int32s, as_integer, check_mapping, describe, is_integer
 from ctxcache.config import DTYPE_BYTES, EngineConfig
-from ctxcache.device.arrays import ArrayView, Home, device_of, view_array, whereabouts
-from ctxcache.device.checks import as_list, check_engine
-from ctxcache.device.compiled_checks import are_within
+from ctxcache.device.arrays import ArrayView, view_array, whereabouts
 from ctxcache.device.defaults import ops_or_default
-from ctxcache.device.ops import DeviceOps, RuntimeDeviceOps, device_ordinal_of
+from ctxcache.device.op_checks import check_batches
+from ctxcache.device.ops import RuntimeDeviceOps, location_of
 from ctxcache.device.ownership import Ownership
 from ctxcache.errors import ContractError, DeploymentError
 from ctxcache.ids import LayerType
-
-"""What a length or an increment must be below."""
 
 
 def kv_pool_shape(config: EngineConfig, attention_index: int) -> tuple[int, int, int, int, int]:
@@ -55,7 +52,7 @@ class HybridCacheManager(Ownership):
     """
 
     def __init__(self, config: EngineConfig, stream: Any, *, device_ops: RuntimeDeviceOps | None = None) -> None:
-        check_engine("config", config)
+        _check_engine(config)
         ops = ops_or_default(device_ops)
         state_shape, conv_shape = state_shapes(config)
         pools = [ops.allocate(kv_pool_shape(config, i), config.kv_dtype) for i in range(config.num_attention_layers)]
@@ -90,8 +87,8 @@ class HybridCacheManager(Ownership):
             DeploymentError: no engine, a wrong number of arrays, or one of another shape, element size or device, one
                 that has gaps, or one that is read-only.
         """
-        check_engine("config", config)
-        arrays = (as_list("kv_pools", kv_pools), as_list("recurrent", recurrent), as_list("conv", conv))
+        _check_engine(config)
+        arrays = (_as_list("kv_pools", kv_pools), _as_list("recurrent", recurrent), _as_list("conv", conv))
         ops = ops_or_default(device_ops)
         cache = cls.__new__(cls)
         cache._set_up(config, stream, ops, arrays)  # noqa: SLF001 - its own
@@ -217,7 +214,7 @@ class HybridCacheManager(Ownership):
     def _check_borrowed(self) -> None:
         config, recurrent = self.config, self.config.recurrent
         state_shape, conv_shape = state_shapes(config)
-        home = home_of(self.device_ops, self)
+        location = location_of(self.device_ops, self)
         groups: list[tuple[str, list[Any], list[tuple[int, ...]], str]] = [
             (
                 "kv_pools",
@@ -241,7 +238,7 @@ class HybridCacheManager(Ownership):
                 except ContractError as error:
                     raise DeploymentError(f"{name}[{i}]: {error}") from error
                 _check_lent(f"{name}[{i}]", view, shape, dtype)
-                where = whereabouts(array, view, home)
+                where = whereabouts(array, view, location)
                 if where is not None:
                     raise DeploymentError(
                         f"{name}[{i}] {where}; lend an array of that device, or pass the device_ops of its place "
@@ -249,32 +246,16 @@ class HybridCacheManager(Ownership):
                     )
 
 
-def home_of(ops: DeviceOps, cache: HybridCacheManager) -> Home:
-    """Say where ops work: where the lengths of a cache of theirs lie, on the device that they name, or that the lengths do."""
-    view, ordinal = cache.lengths_view, device_ordinal_of(ops)
-    return Home(view.place, device_of(cache.kv_lengths, view) if ordinal is None else ordinal)
+def _check_engine(config: EngineConfig) -> None:
+    if not isinstance(config, EngineConfig):
+        raise DeploymentError(f"config is {describe(config)}; give an EngineConfig")
 
 
-def check_batches(cache: HybridCacheManager, old_batch: int, new_batch: int) -> tuple[int, int]:
-    """Return the batch sizes of a compaction: `0 <= new_batch <= old_batch <= max_batch`, or `ContractError`."""
-    rule = "sizes obey 0 <= new <= old, both in"
-    old_batch = as_integer("old_batch", old_batch, 0, cache.max_batch + 1, rule=rule)
-    new_batch = as_integer("new_batch", new_batch, 0, cache.max_batch + 1, rule=rule)
-    if new_batch > old_batch:
-        raise ContractError(
-            f"compaction from {old_batch} to {new_batch} slots; sizes obey 0 <= new <= old <= {cache.max_batch}"
-        )
-    return old_batch, new_batch
-
-
-def check_lengths(cache: HybridCacheManager, reuse_lengths: Any) -> Int32s:
-    """Check the lengths of a new batch and return them as `int32[n]`; `ContractError` if too many or negative."""
-    lengths = as_int32s("reuse_lengths", reuse_lengths)
-    if len(lengths) > cache.max_batch:
-        raise ContractError(f"there are {len(lengths)} reuse lengths; the cache has {cache.max_batch} slots")
-    if not are_within(lengths, INT32_LIMIT):
-        raise ContractError(f"reuse_lengths hold {lengths.min()}; a length is at least 0")
-    return lengths
+def _as_list(name: str, values: Iterable[Any]) -> list[Any]:
+    try:
+        return list(iter(values))
+    except TypeError:
+        raise DeploymentError(f"{name} is {describe(values)}; lend a run with one array a layer") from None
 
 
 def _check_lent(name: str, array: ArrayView, shape: tuple[int, ...], dtype: str) -> None:

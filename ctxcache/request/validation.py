@@ -21,7 +21,7 @@ from ctxcache.arguments import (
     check_member,
     check_sequence,
 )
-from ctxcache.device.arrays import Home, check_int32_target, check_writable, view_array
+from ctxcache.device.arrays import Location, check_int32_target, check_writable, view_array
 from ctxcache.device.compiled_checks import are_distinct_slots, are_within
 from ctxcache.errors import ContractError
 from ctxcache.ids import ContextCacheCommitPolicy, ContextCacheExecutionMode, ContextCacheLookupPolicy
@@ -190,9 +190,9 @@ def read_mapping(old_to_new: Any, new_batch_size: int, batch_size: int) -> tuple
     return check_mapping("old_to_new", old_to_new, batch_size, survivors).copy(), survivors
 
 
-def check_device_mapping(device_mapping: Any, batch_size: int, home: Home) -> None:
-    """Check the device array that a mapping is uploaded to as the ops that work at `home` will, before anything changes."""
-    check_int32_target("device_batch_mapping", device_mapping, batch_size, home)
+def check_device_mapping(device_mapping: Any, batch_size: int, location: Location) -> None:
+    """Check the device array that a mapping is uploaded to as the ops that work there will, before anything changes."""
+    check_int32_target("device_batch_mapping", device_mapping, batch_size, location)
 
 
 def require_writable(name: str, array: Any) -> None:

@@ -12,10 +12,9 @@ from support.harness import OK, Harness, T, U
 from support.spec_harness import EagleHarness, MtpHarness, SharedKvHarness
 
 from ctxcache import HybridCacheManager, NumpyDeviceOps
-from ctxcache.device.arrays import CUDA, Home
-from ctxcache.device.kv_pools import home_of
+from ctxcache.device.arrays import CUDA, Location
 from ctxcache.device.numba.ops import NumbaDeviceOps
-from ctxcache.device.ops import HiddenRow
+from ctxcache.device.ops import HiddenRow, location_of
 from ctxcache.errors import ContractError
 from ctxcache.testing import FaultInjector
 
@@ -127,9 +126,9 @@ def test_an_array_of_the_same_gpu_is_in_reach(device: int | None) -> None:
     ops = OpsOfDevice(0)
     cache = HybridCacheManager(hybrid_engine(), None, device_ops=ops)
     hide_in_gpu(cache)
-    assert home_of(ops, cache) == Home(CUDA, 0)
+    assert location_of(ops, cache) == Location(CUDA, 0)
     gpu = NumbaDeviceOps()
-    gpu._home = home_of(ops, cache)
+    gpu._location = location_of(ops, cache)
     mapping = np.zeros(3, np.int32)
     gpu.upload_mapping(ints(0, -1, 1), OnGpu(mapping, device), None)
     assert mapping.tolist() == [0, -1, 1]
@@ -156,10 +155,10 @@ def test_hidden_states_of_another_place_change_nothing() -> None:
     refuse(OnGpu(h.hidden))
     storage = h.coordinator._binding.link.storage
     assert storage is not None
-    storage.home = Home(CUDA, 0)
+    storage.location = Location(CUDA, 0)
     refuse(h.hidden)
     refuse(OnGpu(h.hidden, device=1))
-    del storage.home
+    del storage.location
     assert h.coordinator.restore_hybrid_mtp_boundary_hidden(request, 0, h.hidden, 1) is OK
     assert h.coordinator.abandon(request) is OK
 
@@ -249,7 +248,7 @@ def test_kernels_of_a_gpu_take_no_host_memory() -> None:
     ops = NumbaDeviceOps()
     rig = build_rig(ops, mtp_deployment(hybrid_engine()))
     rig.base.reset_for_new_sequences([1, 2, 3], None)
-    ops._home = Home(CUDA, 0)
+    ops._location = Location(CUDA, 0)
     array = np.zeros(3, np.int32)
     sums = np.zeros((1, 2, 256, 2), np.int64)
     launches = ops.num_launches

@@ -14,11 +14,11 @@ import pytest
 from support.device import hybrid_engine, in_another_thread, ints
 
 from ctxcache.device.kv_pools import HybridCacheManager
-from ctxcache.device.numba.buffers import StagingBuffer
 from ctxcache.device.numba.context import CudaDevice
-from ctxcache.device.numba.inline import INLINE_INTS
+from ctxcache.device.numba.device_memory import StagingBuffer
 from ctxcache.device.numba.ops import NumbaDeviceOps
-from ctxcache.device.numba.staging import ChangeArena, StagingRing
+from ctxcache.device.numba.parameter_words import INLINE_INTS
+from ctxcache.device.numba.staging_ring import ChangeArena, StagingRing
 from ctxcache.device.page_table import KVPageTable
 from ctxcache.device.streams import PER_THREAD_DEFAULT_STREAM
 from ctxcache.errors import InvariantError

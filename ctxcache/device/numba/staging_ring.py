@@ -17,7 +17,7 @@ _LEAST_PAIRS = 512
 
 
 class Buffer(Protocol):
-    """What the ring needs of a buffer; `buffers.StagingBuffer` is one."""
+    """What the ring needs of a buffer; `device_memory.StagingBuffer` is one."""
 
     capacity: int
     host: NDArray[np.uint8]
