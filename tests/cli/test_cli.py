@@ -14,14 +14,14 @@ import pytest
 
 from ctxcache.cli import doctor, main
 from ctxcache.cli.doctor import Finding, Status, examine
-from ctxcache.cli.driver import Driver, Gpu, look_for_driver
+from ctxcache.cli.installed_driver import Gpu, InstalledDriver, look_for_driver
 from ctxcache.fsm import export, fault_groups, fault_points
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "ctxcache"]
-NO_GPU = Driver(problem="no NVIDIA driver")
-H200 = Driver((13, 0), (Gpu("NVIDIA H200", 9, 0, 139.8),))
+NO_GPU = InstalledDriver(problem="no NVIDIA driver")
+H200 = InstalledDriver((13, 0), (Gpu("NVIDIA H200", 9, 0, 139.8),))
 
 
 def ctxcache(*arguments: str, **options) -> subprocess.CompletedProcess:
@@ -106,7 +106,6 @@ def test_faults_lists_every_kind_or_one(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "COMMAND"),
         (["drive"], "invalid choice: 'drive'"),
         (["diagram", "--format", "gif"], "invalid choice: 'gif'"),
         (["diagram", "--json", "--format", "dot"], "not allowed with"),
@@ -181,12 +180,18 @@ def test_a_full_disk_is_status_1() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_help_and_version_are_status_0(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--help` lists the three commands and `--version` prints a version; both succeed."""
-    assert main(["--help"]) == 0
-    text = capsys.readouterr().out
-    for command in ("diagram", "faults", "doctor"):
-        assert command in text
+@pytest.mark.parametrize("arguments", [[], ["--help"]], ids=["alone", "--help"])
+def test_help_lists_every_command_and_is_status_0(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """`ctxcache` alone is a question, not a mistake: as with `--help`, each command is named on standard output."""
+    assert main(arguments) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    for command in ("diagram", "faults", "simulate", "bench", "doctor", "warmup"):
+        assert f"\n    {command} " in captured.out
+
+
+def test_the_version_is_status_0(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--version` prints one."""
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("ctxcache ")
 
@@ -242,7 +247,7 @@ def machine(monkeypatch: pytest.MonkeyPatch):
     """A machine to examine: its driver, packages (name to version, `None` for absent), and environment."""
 
     def build(
-        driver: Driver = NO_GPU, packages: dict[str, str | None] | None = None, simulator: str | None = None
+        driver: InstalledDriver = NO_GPU, packages: dict[str, str | None] | None = None, simulator: str | None = None
     ) -> tuple:
         chosen = packages or {}
         real = metadata.version
@@ -288,7 +293,7 @@ def test_doctor_finds_compiler_wheels_newer_than_the_driver(machine) -> None:
 @pytest.mark.parametrize("packages", [WHEELS, {**dict.fromkeys(WHEELS), "numba-cuda": None}])
 def test_doctor_does_not_send_an_old_driver_to_the_extra(machine, packages) -> None:
     """The extra is CUDA 13's: a driver of CUDA 12 is told what is for it, whether the extra is there already or not."""
-    old = Driver((12, 4), (Gpu("NVIDIA A100", 8, 0, 79.2),))
+    old = InstalledDriver((12, 4), (Gpu("NVIDIA A100", 8, 0, 79.2),))
     advice = [line for found in machine(old, packages) for line in found.advice]
     assert any("'numba-cuda[cu12]>=0.30' 'cuda-toolkit==12.4.*'" in line for line in advice)
     assert not any(".[gpu]" in line for line in advice)

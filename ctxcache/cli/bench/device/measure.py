@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ctxcache.cli.bench.clock import Clock, Timing
-from ctxcache.cli.bench.report import Verdicts
-from ctxcache.cli.bench.rivals import MemcpyRival, compaction_copies, copies_of, indexing_rivals
+from ctxcache.cli.bench.device.clock import Clock, Timing
+from ctxcache.cli.bench.device.rivals import MemcpyRival, compaction_copies, copies_of, indexing_rivals
+from ctxcache.cli.bench.verdicts import Verdicts
 from ctxcache.cli.doctor import version_of
-from ctxcache.cli.driver import look_for_driver
+from ctxcache.cli.installed_driver import look_for_driver
+from ctxcache.cli.report import write_json
 from ctxcache.config import AttentionLayerConfig, EngineConfig, RecurrentStateConfig
 from ctxcache.device.arrays import view_array
 from ctxcache.device.kv_pools import HybridCacheManager
@@ -322,8 +323,6 @@ def print_report(options: Sequence[int], *, as_json: bool) -> bool:
         options: repeats, layers, batch, KiB of state, KiB of convolution state.
         as_json: lines go to standard error then, and the report to standard output.
     """
-    from ctxcache.cli.report import write_json  # noqa: PLC0415 - beside its only use
-
     repeats, layers, batch, state_kib, conv_kib = options
     output = sys.stderr if as_json else sys.stdout
     geometry = Geometry(layers, batch, state_kib << 10, conv_kib << 10)
