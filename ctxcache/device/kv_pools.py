@@ -38,6 +38,19 @@ def state_shapes(config: EngineConfig) -> tuple[tuple[int, ...], tuple[int, ...]
     return (batch, layer.num_heads, layer.head_dim, layer.state_size), (batch, layer.conv_dim, layer.conv_kernel)
 
 
+def _layouts(config: EngineConfig) -> tuple[tuple[str, str, list[tuple[int, ...]]], ...]:
+    """By argument of `from_arrays`: the dtype of its arrays, and the shape of each."""
+    pools: list[tuple[int, ...]] = [kv_pool_shape(config, i) for i in range(config.num_attention_layers)]
+    state_shape, conv_shape = state_shapes(config)
+    layer, count = config.recurrent, config.num_recurrent_layers
+    state_dtype, conv_dtype = ("", "") if layer is None else (layer.dtype, layer.conv_dtype)
+    return (
+        ("kv_pools", config.kv_dtype, pools),
+        ("recurrent", state_dtype, [state_shape] * count),
+        ("conv", conv_dtype, [conv_shape] * count),
+    )
+
+
 class HybridCacheManager(Ownership):
     """The device memory of one model's context: KV pools per attention layer, state per recurrent layer, lengths.
 
@@ -49,17 +62,17 @@ class HybridCacheManager(Ownership):
             only resets and compacts them.
         active_batch_size: slots in use; host state, set by `reset_lengths` and `compact_slot_state`.
         role: "base" or "draft"; names the cache's fault points.
+        kv_pools: the pools of the attention layers, in model order; a borrowed one is the very object that was lent.
+        num_pages: pages of each of them; 0 for a model without attention layers.
+        max_batch: slots.
     """
 
     def __init__(self, config: EngineConfig, stream: Any, *, device_ops: RuntimeDeviceOps | None = None) -> None:
         _check_engine(config)
         ops = ops_or_default(device_ops)
-        state_shape, conv_shape = state_shapes(config)
-        pools = [ops.allocate(kv_pool_shape(config, i), config.kv_dtype) for i in range(config.num_attention_layers)]
-        states, convs = [], []
-        if config.recurrent is not None:
-            states = [ops.allocate(state_shape, config.recurrent.dtype) for _ in range(config.num_recurrent_layers)]
-            convs = [ops.allocate(conv_shape, config.recurrent.conv_dtype) for _ in range(config.num_recurrent_layers)]
+        pools, states, convs = (
+            [ops.allocate(shape, dtype) for shape in shapes] for _, dtype, shapes in _layouts(config)
+        )
         self._set_up(config, stream, ops, (pools, states, convs))
 
     @classmethod
@@ -107,7 +120,10 @@ class HybridCacheManager(Ownership):
         self.device_ops = ops
         self.role = "base"
         self.active_batch_size = 0
-        self._kv_pools, self._states, self._convs = arrays
+        pools, self._states, self._convs = arrays
+        self.kv_pools = tuple(pools)
+        self.num_pages = config.num_pages if pools else 0
+        self.max_batch = config.max_batch_size
         of_type = {kind: [i for i, layer in enumerate(config.layers) if layer is kind] for kind in LayerType}
         self._attention_index = {layer: i for i, layer in enumerate(of_type[LayerType.ATTENTION])}
         self._recurrent_index = {layer: i for i, layer in enumerate(of_type[LayerType.RECURRENT])}
@@ -117,21 +133,6 @@ class HybridCacheManager(Ownership):
     def lengths_view(self) -> ArrayView:
         """Where `kv_lengths` lies."""
         return view_array(self.kv_lengths)
-
-    @property
-    def num_pages(self) -> int:
-        """Pages of every attention layer's pool; 0 for a model without attention layers."""
-        return self.config.num_pages if self._kv_pools else 0
-
-    @property
-    def max_batch(self) -> int:
-        """Slots."""
-        return self.config.max_batch_size
-
-    @property
-    def kv_pools(self) -> tuple[Any, ...]:
-        """The pools of the attention layers, in model order; a borrowed one is the very object that was lent."""
-        return tuple(self._kv_pools)
 
     @property
     def slot_arrays(self) -> tuple[Any, ...]:
@@ -144,7 +145,7 @@ class HybridCacheManager(Ownership):
         Raises:
             ContractError: no attention layer stands there.
         """
-        return self._kv_pools[self._index_of(layer, self._attention_index, "an attention")]
+        return self.kv_pools[self._index_of(layer, self._attention_index, "an attention")]
 
     def recurrent_state(self, layer: int) -> Any:
         """Return the state of recurrent layer `layer` (absolute index), `[max_batch, heads, dim, state]`, by slot.
@@ -212,24 +213,9 @@ class HybridCacheManager(Ownership):
         return index[layer]
 
     def _check_borrowed(self) -> None:
-        config, recurrent = self.config, self.config.recurrent
-        state_shape, conv_shape = state_shapes(config)
         location = location_of(self.device_ops, self)
-        groups: list[tuple[str, list[Any], list[tuple[int, ...]], str]] = [
-            (
-                "kv_pools",
-                self._kv_pools,
-                [kv_pool_shape(config, i) for i in range(len(config.attention))],
-                config.kv_dtype,
-            )
-        ]
-        num_recurrent = config.num_recurrent_layers
-        state_dtype, conv_dtype = (recurrent.dtype, recurrent.conv_dtype) if recurrent else ("float32", "float32")
-        groups += [
-            ("recurrent", self._states, [state_shape] * num_recurrent, state_dtype),
-            ("conv", self._convs, [conv_shape] * num_recurrent, conv_dtype),
-        ]
-        for name, arrays, shapes, dtype in groups:
+        lent = (self.kv_pools, self._states, self._convs)
+        for (name, dtype, shapes), arrays in zip(_layouts(self.config), lent, strict=True):
             if len(arrays) != len(shapes):
                 raise DeploymentError(f"{name} has {len(arrays)} arrays for {len(shapes)} layers; lend one per layer")
             for i, (array, shape) in enumerate(zip(arrays, shapes, strict=True)):

@@ -121,22 +121,13 @@ class CacheArrays(Protocol):
 
     kv_lengths: Any
     active_batch_size: int
+    kv_pools: tuple[Any, ...]
+    num_pages: int
+    max_batch: int
 
     @property
     def lengths_view(self) -> ArrayView:
         """Where `kv_lengths` lies."""
-
-    @property
-    def max_batch(self) -> int:
-        """Slots."""
-
-    @property
-    def num_pages(self) -> int:
-        """Pages of every pool."""
-
-    @property
-    def kv_pools(self) -> tuple[Any, ...]:
-        """The pools of the attention layers."""
 
     @property
     def slot_arrays(self) -> tuple[Any, ...]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.device.arrays import ArrayView, view_array
+from ctxcache.device.arrays import view_array
 from ctxcache.device.ops import (
     JOB_BASE_PAGE,
     JOB_DRAFT_PAGE,
@@ -24,6 +24,9 @@ from ctxcache.device.ops import (
     CacheArrays,
     SnapshotArrays,
 )
+
+if TYPE_CHECKING:
+    from ctxcache.device.numba.device_memory import DeviceMemory  # needs a CUDA target
 
 SLOT_ADDRESS, SLOT_BYTES, SLOT_FIELDS = range(3)
 """Fields of a slot table: where slot 0 lies, and the bytes of a slot, which is also the distance to the next."""
@@ -44,16 +47,6 @@ is the fixed bytes + the token bytes x the job's tokens."""
 
 POOL_ADDRESS, POOL_HALF_BYTES, POOL_PAGE_BYTES, POOL_FIELDS = range(4)
 """Fields of a pool table: where the pool lies, bytes of its K half, bytes of K of one page."""
-
-
-class Memory(Protocol):
-    """What tables need of a device's memory; `device_memory.DeviceMemory` is one, and needs a CUDA target."""
-
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """Return a zero-filled device array."""
-
-    def write(self, view: ArrayView, host: NDArray[Any]) -> None:
-        """Copy a C-contiguous host array of as many bytes over a contiguous device array."""
 
 
 class Descriptors(NamedTuple):
@@ -81,7 +74,7 @@ class DeviceTables:
         memory: of the device.
     """
 
-    def __init__(self, describe: Callable[[Any], Descriptors], memory: Memory) -> None:
+    def __init__(self, describe: Callable[[Any], Descriptors], memory: DeviceMemory) -> None:
         self._describe = describe
         self._memory = memory
         self._tables: WeakKeyDictionary[Any, DeviceTable] = WeakKeyDictionary()

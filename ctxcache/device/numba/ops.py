@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from ctxcache.device.numba.descriptor_tables import (
     describe_slots,
 )
 from ctxcache.device.numba.parameter_words import INLINE_INTS, NO_WORDS, as_words
-from ctxcache.device.numba.staging_ring import Buffer, ChangeArena, StagingRing
+from ctxcache.device.numba.staging_ring import ChangeArena, StagingRing
 from ctxcache.device.op_checks import (
     check_compaction,
     check_hidden_row,
@@ -45,6 +45,10 @@ from ctxcache.device.ops import (
 from ctxcache.device.page_sums import SUM_LANES
 from ctxcache.device.streams import is_per_thread, stream_handle
 from ctxcache.errors import ContractError, DeploymentError, InvariantError
+
+if TYPE_CHECKING:
+    from ctxcache.device.numba.device_memory import DeviceMemory, StagingBuffer
+    from ctxcache.device.numba.launch import Launcher
 
 NO_TARGET = (
     "NumbaDeviceOps needs a GPU or Numba's CUDA simulator, and there is neither ({why}). "
@@ -87,8 +91,8 @@ class NumbaDeviceOps:
         self._blocks_for = launch.blocks_for
         self._kernels_of = launch.kernels_of
         self._blocks_for_runs = launch.blocks_for_runs
-        self._memory = device_memory.DeviceMemory(device)
-        self._launcher = launch.Launcher(device, prepared=prepared_launches)
+        self._memory: DeviceMemory = device_memory.DeviceMemory(device)
+        self._launcher: Launcher = launch.Launcher(device, prepared=prepared_launches)
         self._ring = StagingRing(partial(device_memory.StagingBuffer, device=device))
         self._arenas: dict[int, ChangeArena] = {}
         self._slot_tables = DeviceTables(describe_slots, self._memory)
@@ -103,14 +107,12 @@ class NumbaDeviceOps:
     @property
     def num_launches(self) -> int:
         """Kernels launched so far."""
-        count: int = self._launcher.num_launches
-        return count
+        return self._launcher.num_launches
 
     @property
     def num_prepared_launches(self) -> int:
         """Those among them that went through a compiled kernel's handle; see `prepared_launches`."""
-        count: int = self._launcher.num_prepared_launches
-        return count
+        return self._launcher.num_prepared_launches
 
     def load_kernels(self, stream: Any) -> None:
         """Compile every kernel and load it on the device, by launching it once with nothing to do.
@@ -130,8 +132,7 @@ class NumbaDeviceOps:
 
     def to_host(self, array: Any) -> NDArray[Any]:
         """See `DeviceOps.to_host`; `ContractError` for an array with gaps."""
-        host: NDArray[Any] = self._memory.read(_contiguous(view_array(array)))
-        return host
+        return self._memory.read(_contiguous(view_array(array)))
 
     def to_device(self, array: Any, host: NDArray[Any]) -> None:
         """See `DeviceOps.to_device`; `ContractError` for another shape or element size, or an array with gaps."""
@@ -169,7 +170,9 @@ class NumbaDeviceOps:
         scalar, address = (checked, 0) if isinstance(checked, int) else (0, checked.address)
         if active:
             lengths = cache.lengths_view.address
-            self._launch(self._kernels.add_ints, self._blocks_for(active), stream, lengths, address, scalar, active)
+            self._launcher.launch(
+                self._kernels.add_ints, self._blocks_for(active), stream, lengths, address, scalar, active
+            )
 
     def zero_recurrent(self, cache: CacheArrays, slots: Int32s, stream: Any) -> None:
         """See `DeviceOps.zero_recurrent`."""
@@ -202,23 +205,21 @@ class NumbaDeviceOps:
             table = self._slot_tables.of(cache)
             blocks = self._blocks_for(-(-table.longest_run // 16), table.num_rows)
             arguments = (table.address, table.num_rows, view.address, old_batch)
-            self._launch(self._kernels.compact_slots, blocks, stream, *arguments)
+            self._launcher.launch(self._kernels.compact_slots, blocks, stream, *arguments)
         cache.active_batch_size = new_batch
 
     def capture_boundary_hidden(
         self, storage: SnapshotArrays, snapshot_slot: int, source: HiddenRow, stream: Any
     ) -> None:
         """See `DeviceOps.capture_boundary_hidden`."""
-        view = check_hidden_row(storage, snapshot_slot, source)
-        live, saved, num_bytes = self._hidden_addresses(storage, snapshot_slot, source, view)
+        live, saved, num_bytes = self._hidden_run(storage, snapshot_slot, source)
         self._copy_run(saved, live, num_bytes, stream)
 
     def restore_boundary_hidden(
         self, storage: SnapshotArrays, snapshot_slot: int, destination: HiddenRow, stream: Any
     ) -> None:
         """See `DeviceOps.restore_boundary_hidden`."""
-        view = check_hidden_row(storage, snapshot_slot, destination, is_written=True)
-        live, saved, num_bytes = self._hidden_addresses(storage, snapshot_slot, destination, view)
+        live, saved, num_bytes = self._hidden_run(storage, snapshot_slot, destination, is_written=True)
         self._copy_run(live, saved, num_bytes, stream)
 
     def sum_pages(self, cache: CacheArrays, page_ids: Int32s, sums: Any, stream: Any) -> None:
@@ -234,8 +235,7 @@ class NumbaDeviceOps:
 
     def synchronize(self, stream: Any, synchronizer: StreamSynchronizer | None) -> int | None:
         """See `DeviceOps.synchronize`. A synchroniser finds the ops' device current."""
-        code: int | None = self._launcher.synchronize(stream, synchronizer)
-        return code
+        return self._launcher.synchronize(stream, synchronizer)
 
     def _upload(self, table: TableChanges, arena: ChangeArena, handle: int) -> None:
         pairs = arena.room(handle)
@@ -255,9 +255,6 @@ class NumbaDeviceOps:
             table.num_pages,
         )
         arena.use(count)
-
-    def _launch(self, kernel: Any, blocks: tuple[int, int, int], stream: Any, *arguments: int) -> None:
-        self._launcher.launch(kernel, blocks, stream, *arguments)
 
     def _move(self, storage: SnapshotArrays, jobs: Int32s, stream: Any, *, restoring: bool) -> None:
         num_jobs = jobs.shape[1]
@@ -303,11 +300,13 @@ class NumbaDeviceOps:
 
     def _copy_run(self, target: int, source: int, num_bytes: int, stream: Any) -> None:
         blocks = self._blocks_for_runs(num_bytes, 1)
-        self._launch(self._kernels.copy_run, blocks, stream, target, source, num_bytes)
+        self._launcher.launch(self._kernels.copy_run, blocks, stream, target, source, num_bytes)
 
-    def _hidden_addresses(
-        self, storage: SnapshotArrays, snapshot_slot: int, row: HiddenRow, view: ArrayView
+    def _hidden_run(
+        self, storage: SnapshotArrays, snapshot_slot: int, row: HiddenRow, *, is_written: bool = False
     ) -> tuple[int, int, int]:
+        """Check a hidden row; return where it lies live and saved, and its bytes."""
+        view = check_hidden_row(storage, snapshot_slot, row, is_written=is_written)
         check_reachable("hidden states", row.hidden_states, view, self._location)
         # NumPy's integers would wrap at their own width.
         live = view.address + int(row.slot) * view.strides[0] + int(row.row) * view.strides[1]
@@ -315,7 +314,7 @@ class NumbaDeviceOps:
         return live, saved.address + int(snapshot_slot) * saved.strides[0], saved.strides[0]
 
     @contextmanager
-    def _staged(self, values: NDArray[Any], stream: Any) -> Iterator[Buffer]:
+    def _staged(self, values: NDArray[Any], stream: Any) -> Iterator[StagingBuffer]:
         """Put values into a staging buffer for the launch inside the block, which reads it."""
         buffer = self._ring.take(values.nbytes)
         buffer.host[: values.nbytes] = values.reshape(-1).view(np.uint8)
