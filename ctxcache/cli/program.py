@@ -16,6 +16,7 @@ from typing import Any
 from ctxcache import __version__
 from ctxcache.cli import commands, faults
 from ctxcache.cli.bench.host.bounds import DEFAULT, WORKS
+from ctxcache.cli.bench.verdicts import Benchmark, print_run
 from ctxcache.cli.doctor import diagnose
 from ctxcache.cli.report import check_file
 from ctxcache.errors import ContextCacheError, ContractError
@@ -134,23 +135,25 @@ def _add_trials(subparsers: Any) -> None:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    if options.part == "host":
-        return _bench_host(options)
-    from ctxcache.cli.bench.device.measure import print_report  # noqa: PLC0415 - asks for a CUDA target, which may be absent
-
-    sizes = (options.repeats, options.layers, options.batch, options.state_kib, options.conv_kib)
-    return DONE if print_report(sizes, as_json=options.json) else FAILED
+    run = _host_bench(options) if options.part == "host" else _device_bench(options)
+    return DONE if print_run(run, as_json=options.json) else FAILED
 
 
-def _bench_host(options: argparse.Namespace) -> int:
-    from ctxcache.cli.bench.host.manager_work import QUICK, Sizes  # noqa: PLC0415
-    from ctxcache.cli.bench.host.measure import print_report  # noqa: PLC0415 - the other commands do without
+def _device_bench(options: argparse.Namespace) -> Benchmark:
+    from ctxcache.cli.bench.device.measure import Geometry, run  # noqa: PLC0415 - asks for a CUDA target, which may be absent
+
+    geometry = Geometry(options.layers, options.batch, options.state_kib << 10, options.conv_kib << 10)
+    return lambda show: run(geometry, options.repeats, show)
+
+
+def _host_bench(options: argparse.Namespace) -> Benchmark:
+    from ctxcache.cli.bench.host.manager_work import QUICK, Sizes  # noqa: PLC0415 - the other commands do without
+    from ctxcache.cli.bench.host.measure import run  # noqa: PLC0415
 
     if options.plot is not None:
         check_file(options.plot)
     sizes = QUICK if options.quick else Sizes(repeats=options.repeats)
-    met = print_report(options.only or DEFAULT, sizes, as_json=options.json, plot=options.plot)
-    return DONE if met else FAILED
+    return lambda show: run(options.only or DEFAULT, sizes, show, options.plot)
 
 
 def _add_bench(subparsers: Any) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from support.lent_arrays import WRAPPERS, CudaArray, DLPackArray, OddTensor
@@ -10,16 +13,21 @@ from ctxcache.device.arrays import device_of, view_array
 from ctxcache.errors import ContractError
 
 
-def test_views_of_arrays_tell_place_and_layout() -> None:
-    """Address, shape, strides, element size and place are read from each protocol; strangers are refused."""
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_a_view_tells_the_layout(wrap: Callable[[Any], Any]) -> None:
+    """Address, shape, strides and element size are read from each protocol."""
     array = np.arange(24, dtype=np.float16).reshape(2, 3, 4)[:, 1:]
-    for wrap in WRAPPERS.values():
-        view = view_array(wrap(array))
-        assert view.address == array.ctypes.data
-        assert (view.shape, view.strides, view.itemsize) == (array.shape, array.strides, 2)
-        assert not view.is_contiguous
-        assert view.is_contiguous_from(1)
-        assert view.nbytes == 2 * 2 * 2 * 4
+    view = view_array(wrap(array))
+    assert view.address == array.ctypes.data
+    assert (view.shape, view.strides, view.itemsize) == (array.shape, array.strides, 2)
+    assert not view.is_contiguous
+    assert view.is_contiguous_from(1)
+    assert view.nbytes == 2 * 2 * 2 * 4
+
+
+def test_a_view_tells_place_and_dtype() -> None:
+    """So does it whether the array may be written, where that is to be believed; strangers are refused."""
+    array = np.zeros((2, 2, 4), np.float16)
     assert view_array(CudaArray(array)).place == "cuda"
     assert not view_array(CudaArray(array, data=(array.ctypes.data, True))).readonly  # as JAX says of all its arrays
     array.setflags(write=False)

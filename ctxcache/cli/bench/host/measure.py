@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -14,9 +13,9 @@ from typing import Any
 from ctxcache.cli.bench.host import coordinator_work, manager_work, start_up
 from ctxcache.cli.bench.host.bounds import WORKS, Row, describe, judge
 from ctxcache.cli.bench.host.manager_work import QUICK, Sizes, Work
+from ctxcache.cli.bench.host.size_curve import draw, measure_curves
 from ctxcache.cli.bench.verdicts import Spread, Verdicts, spread_of
 from ctxcache.cli.doctor import version_of
-from ctxcache.cli.report import write_json
 
 _PACKAGES = ("ctxcache", "numba", "numpy", "transitions")
 
@@ -80,13 +79,14 @@ def show_row(row: Row, sizes: Sizes) -> str:
     ).rstrip()
 
 
-def run(chosen: Sequence[str], sizes: Sizes, show: Callable[[str], object]) -> dict[str, Any]:
+def run(chosen: Sequence[str], sizes: Sizes, show: Callable[[str], object], plot: Path | None = None) -> dict[str, Any]:
     """Measure the chosen works; returns the report as plain values.
 
     Args:
         chosen: names of `WORKS`.
         sizes: of the workloads.
         show: takes a line at a time.
+        plot: where to draw cost against cache size; `None` for nowhere.
     """
     where = environment()
     show(
@@ -103,35 +103,14 @@ def run(chosen: Sequence[str], sizes: Sizes, show: Callable[[str], object]) -> d
         verdict = judge(row, None) if full else None
         if verdict is not None:
             verdicts.verdict(verdict.claim, verdict.bound, verdict.measured, met=verdict.met)
-    return {
+    report = {
         "environment": where,
         "sizes": asdict(sizes),
         "rows": [asdict(row) for row in rows],
         "verdicts": [asdict(verdict) for verdict in verdicts.verdicts],
     }
-
-
-def print_report(chosen: Sequence[str], sizes: Sizes, *, as_json: bool, plot: Path | None) -> bool:
-    """Measure and print; returns whether every bound was met that could be judged.
-
-    Args:
-        chosen: names of `WORKS`.
-        sizes: of the workloads.
-        as_json: lines go to standard error then, and the report to standard output.
-        plot: where to draw cost against cache size; `None` for nowhere.
-    """
-    output = sys.stderr if as_json else sys.stdout
-
-    def show(line: str) -> None:
-        print(line, file=output, flush=True)
-
-    report = run(chosen, sizes, show)
     if plot is not None:
-        from ctxcache.cli.bench.host.size_curve import draw, measure_curves  # noqa: PLC0415 - beside its only use
-
         curves = measure_curves(sizes, show)
         plot.write_text(draw(curves), encoding="utf-8")
         report["curves"] = [asdict(curve) for curve in curves]
-    if as_json:
-        write_json(report)
-    return all(verdict["met"] for verdict in report["verdicts"])
+    return report
