@@ -63,7 +63,8 @@ def _dispatch(arguments: Sequence[str] | None) -> int:
     command = options.command
     if command == "diagram":
         chosen: Format = "json" if options.json else options.format
-        commands.diagram(chosen, options.view, options.output)
+        kind = None if options.kind is None else ContextCacheDeploymentKind(options.kind)
+        commands.diagram(chosen, options.view, kind, options.diff, options.output)
         return DONE
     if command == "faults":
         return _faults(options)
@@ -105,6 +106,15 @@ def _faults(options: argparse.Namespace) -> int:
     return DONE if clean else FAILED
 
 
+def _add_kind(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--kind",
+        type=str.lower,
+        choices=[kind.value for kind in ContextCacheDeploymentKind],
+        help="one deployment kind; default: all",
+    )
+
+
 def _add_trials(subparsers: Any) -> None:
     faults = subparsers.add_parser(
         "faults",
@@ -113,12 +123,7 @@ def _add_trials(subparsers: Any) -> None:
         "each in every way, alone and in ordered pairs, on small deployments, with the page sanitizer and without, and check "
         "that nothing is lost. Exit status 1 where something was. Takes minutes; --list takes none.",
     )
-    faults.add_argument(
-        "--kind",
-        type=str.lower,
-        choices=[kind.value for kind in ContextCacheDeploymentKind],
-        help="one deployment kind; default: all",
-    )
+    _add_kind(faults)
     extent = faults.add_mutually_exclusive_group()
     extent.add_argument("--list", action="store_true", help="only list them")
     extent.add_argument("--singles", action="store_true", help="leave the pairs out")
@@ -217,7 +222,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     form = diagram.add_mutually_exclusive_group()
     form.add_argument(
-        "--format", choices=FORMATS, default="mermaid", help="default: mermaid; svg and png need Graphviz's `dot`"
+        "--format",
+        choices=FORMATS,
+        default="mermaid",
+        help="default: mermaid; svg and png need Graphviz's `dot`; html is a page with everything in it",
     )
     form.add_argument("--json", action="store_true", help="the same as --format json")
     diagram.add_argument(
@@ -225,6 +233,13 @@ def _parser() -> argparse.ArgumentParser:
         choices=VIEWS,
         default="lifecycle",
         help="lifecycle: states, triggers, guards, hooks (default); faults: where each fault point leads",
+    )
+    _add_kind(diagram)
+    diagram.add_argument(
+        "--diff",
+        metavar="OLD.json",
+        type=Path,
+        help="mark what was added, removed and changed since --json printed that file; status 0 whatever was",
     )
     diagram.add_argument("--output", metavar="FILE", type=Path, help="write there instead of to standard output")
 
