@@ -63,10 +63,10 @@ body { margin: 0 auto; padding: 1rem; max-width: 82rem; background: var(--ground
 h1, h2 { line-height: 1.2; } h2 { margin-top: 2.5rem; }
 .quiet { color: var(--quiet); }
 figure { margin: 1rem 0; } figcaption { color: var(--quiet); }
-.picture { overflow-x: auto; border: 1px solid var(--rule); border-radius: 8px; padding: .5rem; }
+.table { overflow-x: auto; } .picture { overflow-x: auto; border: 1px solid var(--rule); border-radius: 8px; padding: .5rem; }
 .graph { max-width: 100%; min-width: 60rem; height: auto; }
 .halo { paint-order: stroke; stroke: var(--ground); stroke-width: 4px; stroke-linejoin: round; }
-code { font: .87em ui-monospace, monospace; overflow-wrap: anywhere; }
+code { font: .87em ui-monospace, monospace; overflow-wrap: break-word; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .35rem .5rem; border-bottom: 1px solid var(--rule); }
 th { background: var(--raised); } ol, ul { margin: 0; padding-left: 1.2rem; }
@@ -81,7 +81,7 @@ tr.changed > :first-child { box-shadow: inset 4px 0 var(--changed); }
 .dot { display: inline-block; width: .9em; height: .9em; border: 2px solid; border-radius: 4px; vertical-align: -.1em; }
 @media (max-width: 44rem) {
   thead { display: none; } tr { display: block; padding: .5rem 0; border-bottom: 2px solid var(--rule); }
-  td { display: grid; grid-template-columns: 7rem 1fr; gap: .5rem; border: 0; padding: .15rem .5rem; }
+  td { display: grid; grid-template-columns: 7rem minmax(0, 1fr); gap: .5rem; border: 0; padding: .15rem .5rem; }
   td::before { content: attr(data-label); color: var(--quiet); }
 }
 """
@@ -183,7 +183,8 @@ def _legend() -> Iterator[str]:
 
 def _table(header: Sequence[str], rows: Iterable[tuple[Mark, Sequence[str]]]) -> Iterator[str]:
     """A table of cells that are HTML already; each row with its mark in the first cell."""
-    yield f"<table><thead><tr>{''.join(f'<th>{name}</th>' for name in header)}</tr></thead><tbody>"
+    heads = "".join(f"<th>{name}</th>" for name in header)
+    yield f'<div class="table"><table><thead><tr>{heads}</tr></thead><tbody>'
     for mark, cells in rows:
         first, *rest = cells
         marked = (f'<div class="{mark.change or "same"}">{first} {_marked(mark)}</div>', *rest)
@@ -191,7 +192,7 @@ def _table(header: Sequence[str], rows: Iterable[tuple[Mark, Sequence[str]]]) ->
             f'<td data-label="{name}"><div>{cell}</div></td>' for name, cell in zip(header, marked, strict=True)
         )
         yield f'<tr class="{mark.change}">{inside}</tr>' if mark.change else f"<tr>{inside}</tr>"
-    yield "</tbody></table>"
+    yield "</tbody></table></div>"
 
 
 def _marked(mark: Mark) -> str:
