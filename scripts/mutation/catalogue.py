@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -34,6 +35,14 @@ _WAYS_OUT = """\
     Row("{0}", "{0}", S.FINISHING_IN_FLIGHT, S.RELEASED, DRAIN),
 """
 """The rows by which a request is left from every state but the first and the last."""
+
+_EVERY_WAY_OUT = f"""\
+{_WAYS_OUT.format("finish")}\
+    Row("finish", "finish", S.FINISHING_SETTLED,   S.RELEASED, ()),
+
+    Row("abandon", "abandon", S.ADMITTED,            S.RELEASED, ()),
+{_WAYS_OUT.format("abandon")}"""
+"""The same of both triggers, and what stands between them."""
 
 _ENQUEUE_FAILED = """\
     Row("device_failed", "", S.ADMITTED,            S.FINISHING_IN_FLIGHT, ()),
@@ -101,15 +110,15 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "drafting counts as settled",
-        "fsm/states.py",
-        '"executing.drafting",   Phase.EXECUTING, _BUSY',
-        '"executing.drafting",   Phase.EXECUTING, _IDLE',
+        "fsm/table.py",
+        _EVERY_WAY_OUT,
+        re.sub(r"(S\.DRAFTING, .*)DRAIN", r"\1()", _EVERY_WAY_OUT),
     ),
     Mutant(
         "decoding counts as settled",
-        "fsm/states.py",
-        '"executing.decoding",   Phase.EXECUTING, _BUSY',
-        '"executing.decoding",   Phase.EXECUTING, _IDLE',
+        "fsm/table.py",
+        _EVERY_WAY_OUT,
+        re.sub(r"(S\.DECODING, .*)DRAIN", r"\1()", _EVERY_WAY_OUT),
     ),
     Mutant(
         "error codes of a drain are ignored",
