@@ -28,7 +28,13 @@ class LifecycleState(StrEnum):
     pending: bool
     description: str
 
-    def __new__(cls, name: str, phase: Phase | None = None, pending: bool = False, description: str = "") -> Self:  # noqa: FBT001, FBT002 - columns; Python looks a member up by its name alone
+    def __new__(  # Python looks a member up by its name alone, so that the rest has defaults here
+        cls,
+        name: str,
+        phase: Phase | None = None,
+        pending: bool = False,  # noqa: FBT001, FBT002 - a column
+        description: str = "",
+    ) -> Self:
         """Make a member from its row."""
         state = str.__new__(cls, name)
         state._value_ = name

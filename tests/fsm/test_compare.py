@@ -190,11 +190,11 @@ def test_what_an_earlier_version_says_cannot_break_the_text(earlier) -> None:
 
     def differ(content: dict[str, Any]) -> None:
         each = row(content, "compact", "executing.compacting")
-        each["guards"][0]["refusal"] = '<b>"x"; {y} # z: </script>'
+        each["guards"][0]["refusal"] = '<b>"x"; {y} # z:\n</script>'
 
     path = earlier(differ)
     label = next(line for line in str(export("mermaid", diff=path)).splitlines() if "(changed)" in line)
-    assert not set(label.partition(" : ")[2]) & set(':;#"{}')
+    assert not set(label.partition(" : ")[2].replace("<br/>", "")) & set(':;#"{}<>')
     for form in ("dot", "html"):
         assert "<b>&quot;x&quot;" not in str(export(form, diff=path))  # type: ignore[arg-type]
         assert "&lt;b&gt;&quot;x&quot;" in str(export(form, diff=path))  # type: ignore[arg-type]
@@ -260,6 +260,10 @@ def _phase(content: dict[str, Any]) -> None:
     content["states"][0]["phase"] = "DREAMING"
 
 
+def _name(content: dict[str, Any]) -> None:
+    content["states"][3]["name"] = 'x" ]; y'
+
+
 def _kind(content: dict[str, Any]) -> None:
     content["transitions"][0]["deployments"] = ["mamba"]
 
@@ -274,6 +278,7 @@ def _compared(content: dict[str, Any]) -> None:
         (_rename, "the machine 'batch', not 'request'"),
         (_lose, "'prepare_prefill' names the state 'nowhere'"),
         (_phase, "'admitted' has the phase 'DREAMING'"),
+        (_name, "has no name of a state"),
         (_kind, "mamba"),
         (_compared, "without --diff"),
     ],

@@ -6,6 +6,7 @@ What is written is read again, to be compared with a later version.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,9 @@ def _states(listed: list[dict[str, Any]]) -> dict[str, LifecycleState]:
     rows = []
     for state in listed:
         name, phase = state["name"], state["phase"]
-        if not isinstance(name, str) or phase not in {None, *phases}:
+        if re.fullmatch(r"[a-z]\w*(\.[a-z]\w*)?", name, re.ASCII) is None:  # the pictures write it as it is
+            raise ValueError(f"the state {name!r} has no name of a state")
+        if phase not in {None, *phases}:
             raise ValueError(f"the state {name!r} has the phase {phase!r}")
         rows.append((name, phases.get(phase), state["device_work_pending"], state["description"]))
     return {state.value: state for state in declare("EarlierState", [(f"S{i}", row) for i, row in enumerate(rows)])}

@@ -58,7 +58,7 @@ def render(text: str, picture: Literal["svg", "png"]) -> bytes:
     if program is None:
         raise GraphvizError(
             f"{picture} needs Graphviz, and there is no program `dot` on the PATH; install it (apt-get install "
-            "graphviz, brew install graphviz, conda install graphviz), or choose mermaid, dot or json, which need nothing"
+            "graphviz, brew install graphviz, conda install graphviz), or choose mermaid, dot, json or html, which need nothing"
         )
     try:
         done = subprocess.run(  # noqa: S603 - a resolved path, no shell
@@ -84,7 +84,8 @@ def dot(drawing: Drawing, view: View) -> str:
     legend = f'<br/><font point-size="10" color="{QUIET}">{legend}</font>'
     lines = [
         f"digraph {view} {{",
-        f'  graph [compound=true, rankdir={"TB" if view == "lifecycle" else "LR"}, nodesep=0.3, ranksep=0.3, pad=0.3, fontname="Helvetica", label=<{legend}>]',
+        f"  graph [compound=true, rankdir={'TB' if view == 'lifecycle' else 'LR'}, nodesep=0.3, ranksep=0.3, pad=0.3]",
+        f'  graph [fontname="Helvetica", label=<{legend}>]',
         '  node [shape=box, style="rounded,filled", fontname="Helvetica", fontsize=13, margin="0.18,0.09"]',
         "  edge [arrowsize=0.7]",
         f'  start [shape=circle, style=filled, fillcolor="{INK}", label="", width=0.16]',
@@ -155,15 +156,10 @@ def _rows(label: Label, color: str) -> Iterator[str]:
         heading = HOOKS.get(part.heading, QUIET)
         if part.says_itself:
             yield from (_styled(name, heading) for name in part.names)
-        elif len(part.names) == 1:
-            # In one piece where it is one word: who draws an SVG may have letters of another width.
-            name = part.names[0]
-            joined = f"{part.heading}{part.joint}"
-            yield (
-                _styled(replace(name, name=joined + name.name), INK)
-                if part.joint == "."
-                else (_styled(Text(joined), heading) + _styled(name, INK))
-            )
-        else:
+        elif len(part.names) > 1:
             yield _styled(Text(part.heading), heading)
             yield from (f"&nbsp;&nbsp;{_styled(name, INK)}" for name in part.names)
+        elif part.joint == ".":  # one word is one piece: who draws an SVG may have letters of another width
+            yield _styled(replace(part.names[0], name=f"{part.heading}.{part.names[0].name}"), INK)
+        else:
+            yield _styled(Text(part.heading + part.joint), heading) + _styled(part.names[0], INK)

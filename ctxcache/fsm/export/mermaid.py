@@ -20,7 +20,7 @@ from ctxcache.fsm.export.picture import (
 )
 
 _BREAK = "<br/>"
-_SAFE = re.compile(r"[:;#\"{}]+ ?")  # what an earlier version says may hold any of these
+_SAFE = re.compile(r"[:;#\"{}<>\s]+")  # what an earlier version says may hold any of these
 _ONE_LINE = 24  # characters; Mermaid wraps what is much longer
 _STYLES = tuple(f"classDef {style} fill:{fill},stroke:{line},color:{INK}" for style, (fill, line) in FILLS.items())
 
