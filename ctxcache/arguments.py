@@ -114,7 +114,7 @@ def as_int32s(name: str, values: Any, one: str = "") -> Int32s:
             return values
         return _int32s_of_array(name, values, one)
     if hasattr(values, "__array__"):  # a tensor of another library, or a subclass
-        return _int32s_of_array(name, _as_numpy(name, values), one)
+        return _int32s_of_array(name, as_numpy(name, values), one)
     return _int32s_of_sequence(name, values, one)
 
 
@@ -164,7 +164,8 @@ def _is_plain(values: NDArray[Any]) -> bool:
     return flags.c_contiguous and flags.writeable and flags.aligned
 
 
-def _as_numpy(name: str, values: Any) -> NDArray[Any]:
+def as_numpy(name: str, values: Any) -> NDArray[Any]:
+    """Return an array of any library that lies on the host as NumPy's; `ContractError` where NumPy cannot read it, or it is masked."""
     if isinstance(values, np.ma.MaskedArray):
         raise ContractError(f"{name} is a masked array; pass its values without the masked ones, as a plain array")
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from ctxcache.arguments import INT32_LIMIT, as_integer
@@ -69,7 +69,8 @@ class EngineConfig:
         recurrent: the state of the recurrent layers; `None` exactly when there are none.
         kv_dtype: dtype of keys and values, a key of `DTYPE_BYTES`.
         max_batch_size: sequences in the largest batch.
-        max_sequence_length: tokens in the longest sequence, the sampled one included.
+        max_sequence_length: tokens of the longest sequence that have state: nothing is ever computed at or beyond this
+            position, whatever the page size. The token that is only sampled behind the last one is not counted.
         num_pages: physical pages of the pool. 0 takes one full row of pages per sequence of the largest
             batch; the field then holds that number.
         tokens_per_page: tokens in one page, the same for every attention layer.
@@ -195,7 +196,7 @@ class ContextCacheConfig:
         recurrent_snapshot_pool_bytes: device memory for snapshots of recurrent state.
         partial_kv_snapshot_pool_bytes: device memory for snapshots of partly filled pages.
         hash_key: 16 secret bytes that key the hash, so that several processes agree; `None` takes the
-            process's own random key.
+            process's own random key. It is in no repr, message or log, and a configuration that has one is not pickled.
         page_sanitizer: check at reuse that no shared page has changed since its publication.
     """
 
@@ -203,7 +204,7 @@ class ContextCacheConfig:
     max_records: int = 1024
     recurrent_snapshot_pool_bytes: int = 0
     partial_kv_snapshot_pool_bytes: int = 0
-    hash_key: bytes | None = None
+    hash_key: bytes | None = field(default=None, repr=False)
     page_sanitizer: bool = False
 
     def __post_init__(self) -> None:
@@ -212,14 +213,26 @@ class ContextCacheConfig:
             _set_integer(self, name, 0, 1 << 63)
         for name in ("enabled", "page_sanitizer"):
             _check_type(f"ContextCacheConfig.{name}", getattr(self, name), bool)
-        _check_type("ContextCacheConfig.hash_key", self.hash_key, (bytes, bytearray), optional=True)
-        if self.hash_key is not None and len(self.hash_key) != HASH_KEY_BYTES:
+        if self.hash_key is None:
+            return
+        if not isinstance(self.hash_key, (bytes, bytearray)) or len(self.hash_key) != HASH_KEY_BYTES:
+            kind = type(self.hash_key).__name__
+            size = f" of {len(self.hash_key)}" if isinstance(self.hash_key, (bytes, bytearray)) else ""
             raise DeploymentError(
-                f"ContextCacheConfig.hash_key has {len(self.hash_key)} bytes; give {HASH_KEY_BYTES}, "
-                "or None for the process's own key"
+                f"ContextCacheConfig.hash_key is a {kind}{size}; give {HASH_KEY_BYTES} bytes, or None for the process's own key"
             )
-        if self.hash_key is not None:  # a bytearray stays its maker's, to overwrite
-            object.__setattr__(self, "hash_key", bytes(self.hash_key))
+        object.__setattr__(self, "hash_key", bytes(self.hash_key))  # a bytearray stays its maker's, to overwrite
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.hash_key is not None:
+            raise TypeError("a ContextCacheConfig with a hash_key is not pickled; send the key by a way of its own")
+        return ContextCacheConfig, astuple(self)
+
+    def __copy__(self) -> ContextCacheConfig:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ContextCacheConfig:
+        return self
 
 
 EXECUTION_MODES: dict[ContextCacheDeploymentKind, tuple[ContextCacheExecutionMode, ...]] = {

@@ -6,6 +6,7 @@ Act and confirm: fire one transition, whose hooks touch the device. Commit: move
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -44,8 +45,11 @@ from ctxcache.request.owner import Custody, close, end_of_life, serialised
 from ctxcache.request.page_sanitizer import NoSanitizer, PageSanitizer
 from ctxcache.request.publication_policy import choose_publication
 from ctxcache.request.request import BoundaryCopy, PendingCompaction, Request
+from ctxcache.request.room import PageTargets
 from ctxcache.request.validation import AdmissionRules, CheckedAdmission, read_mapping
 from ctxcache.session import CoordinatorSession
+
+_LOG = logging.getLogger("ctxcache")
 
 
 class ContextCacheCoordinator:
@@ -84,20 +88,14 @@ class ContextCacheCoordinator:
         device_ops: DeviceOps | None = None,
     ) -> None:
         self._kind = deployment_kind
+        self._failure = ""
         self._counters = CoordinatorCounters()
         binding = bind_device(
             config, deployment, deployment_kind, resources, stream, synchronizer, device_ops, self._counters
         )
         self._binding = binding
         self._tokens_per_page = tokens_per_page = deployment.base.tokens_per_page
-        self._rules = AdmissionRules(
-            deployment,
-            deployment_kind,
-            enabled=config.enabled,
-            max_batch_size=binding.max_batch_size,
-            row_pages=binding.row_pages,
-            draft_row_pages=binding.draft_row_pages,
-        )
+        self._rules = AdmissionRules(deployment, deployment_kind, enabled=config.enabled)
         self._manager = ContextCacheManager(
             tokens_per_page=tokens_per_page,
             num_base_pages=binding.num_base_pages,
@@ -110,7 +108,7 @@ class ContextCacheCoordinator:
         hasher = KeyHasher(tokens_per_page, config.hash_key)
         self._identities = IdentityMemory(hasher, tokens_per_page)
         self._acquirer = Acquirer(
-            self._manager, hasher, self._counters, has_checkpoints=binding.link.storage is not None
+            self._manager, hasher, self._counters, binding.room, has_checkpoints=binding.link.storage is not None
         )
         self._custody = Custody(self._manager, binding.link)
         self._sanitizer = NoSanitizer()
@@ -143,19 +141,18 @@ class ContextCacheCoordinator:
         checked = self._rules.read(admission, headroom)
         self._custody.reap()
         refusal = self._custody.refusal()
-        return self._admit(checked) if refusal is None else BeginRequestResult(refusal)
+        if refusal is None:
+            return self._admit(checked)
+        if refusal is Status.REQUEST_FAILED:
+            self._fail("another request is active; finish it, or leave its block, first")
+        return BeginRequestResult(refusal)
 
     def _admit(self, admission: CheckedAdmission) -> BeginRequestResult:
         try:
             acquisition = self._acquirer.acquire(admission)
-            if acquisition is None:
-                return BeginRequestResult(Status.REQUEST_FAILED)
-            batch = Batch(
-                admission,
-                acquisition.sequences,
-                max_tokens=self._binding.row_pages * self._tokens_per_page,
-                tokens_per_page=self._tokens_per_page,
-            )
+            if isinstance(acquisition, str):
+                return BeginRequestResult(self._fail(acquisition))
+            batch = Batch(admission, acquisition.sequences, self._binding.room)
             policy = choose_publication(self._kind, admission.execution_mode, publishes=batch.publishes)
             publication = policy(self._manager, self._tokens_per_page, self._counters, self._identities)
             request = Request(batch, publication, self._binding.link)
@@ -256,16 +253,17 @@ class ContextCacheCoordinator:
         """
         live = self._live(request, "prepare_decode")
         batch = live.batch
-        extra = self._rules.read_headroom(headroom, batch.execution_mode)
-        targets = self._binding.page_targets(batch, extra)
+        targets = batch.aim(self._rules.read_headroom(headroom, batch.execution_mode))
         with self._custody.committing(live):
-            growth = self._manager.grow_leases(batch.lease_rows, *targets.pages) if targets.all_fit else None
+            growth = None
+            if targets.all_fit:
+                growth = self._manager.grow_leases(batch.lease_rows, targets.base_pages, targets.draft_pages)
             if growth is not None:
                 self._binding.extend_rows(growth)
-                batch.reserve_tokens(targets.capacity, targets.draft_capacity)
+                batch.reserve_tokens(targets)
         if growth is None:
             self._custody.fire(live, "capacity_exhausted")
-            return Status.REQUEST_FAILED
+            return self._fail(self._why_not(batch, targets))
         return self._custody.fire(live, "prepare_decode")
 
     @serialised
@@ -281,9 +279,8 @@ class ContextCacheCoordinator:
             ContractError: as for `prepare_decode_step`.
         """
         batch = self._live(request, "prepare_decode").batch
-        extra = self._rules.read_headroom(headroom, batch.execution_mode)
-        targets = self._binding.page_targets(batch, extra)
-        return self._manager.can_grow_leases(batch.lease_rows, *targets.pages) & targets.fit
+        targets = batch.aim(self._rules.read_headroom(headroom, batch.execution_mode))
+        return self._manager.can_grow_leases(batch.lease_rows, targets.base_pages, targets.draft_pages) & targets.fit
 
     @serialised
     def complete_decode_step(
@@ -318,8 +315,8 @@ class ContextCacheCoordinator:
             return status
         with self._custody.committing(live):
             live.captures = live.publication.stage_decode(batch, report.kept, report.committed)
-        self._counters.hybrid_capture_synchronizations += live.captures is not None
         status = self._custody.fire(live, "complete_decode")
+        self._counters.hybrid_capture_synchronizations += live.captures is not None
         live.captures = None
         if status is not Status.OK:
             return status
@@ -639,6 +636,16 @@ class ContextCacheCoordinator:
         return self._custody.poison_cause
 
     @property
+    def failure(self) -> str:
+        """Why an operation last answered `REQUEST_FAILED`: which sequence, what it lacks, what to do. Empty before that."""
+        return self._failure
+
+    @property
+    def in_forked_child(self) -> bool:
+        """Whether this is a child process, whose parent owns the device: leaving a `with` block does nothing then."""
+        return self._custody.in_forked_child
+
+    @property
     def stream(self) -> Any:
         """The coordinator's one stream."""
         return self._binding.link.stream
@@ -662,6 +669,31 @@ class ContextCacheCoordinator:
         close(self._custody, self._binding.link.resources)
         if self._custody.shut:
             self._binding.unbind(self._custody)
+
+    def _fail(self, reason: str) -> Status:
+        """Answer that capacity is lacking, and keep and log why."""
+        self._failure = reason
+        _LOG.info("request failed: %s", reason)
+        return Status.REQUEST_FAILED
+
+    def _why_not(self, batch: Batch, targets: PageTargets) -> str:
+        """Say of the first sequence that cannot be stepped beside those before it why that is so."""
+        fits = self._manager.can_grow_leases(batch.lease_rows, targets.base_pages, targets.draft_pages) & targets.fit
+        slot = int(np.argmin(fits))
+        committed = int(batch.committed[slot])
+        if not targets.fit[slot]:
+            return (
+                f"sequence {slot} of the batch has {committed} tokens with state, and a step needs room for more within "
+                f"max_sequence_length {self._binding.room.max_tokens}; end it, or give a smaller headroom"
+            )
+        held = batch.leases[slot].base_pages.size
+        wanted = f"{int(targets.base_pages[slot])} base pages and has {held}"
+        if targets.draft_pages is not None:
+            wanted += f", {int(targets.draft_pages[slot])} draft pages and has {batch.leases[slot].draft_pages.size}"
+        return (
+            f"sequence {slot} of the batch, with {committed} tokens, needs {wanted}; {self._manager.pool(ResourceType.BASE_KV_PAGE).free} "
+            "base pages are free, and what leases hold cannot be evicted: end a sequence, or raise num_pages"
+        )
 
     def _require_own_stream(self, stream: Any) -> None:
         if not same_stream(stream, self.stream):

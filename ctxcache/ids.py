@@ -76,7 +76,10 @@ class ContextCacheCoordinatorStatus(Enum):
                 "out of pages, or another request is active; finish that one, or ask for a smaller batch"
             )
         if self is ContextCacheCoordinatorStatus.POISONED:
-            raise PoisonedError("a drain failed; call shutdown(), and recover() if the device context is healthy")
+            raise PoisonedError(
+                "a drain failed; call shutdown() until it returns OK, then recover() where the device context is healthy, or "
+                "build another coordinator"
+            )
 
 
 class ContextCacheExecutionMode(Enum):

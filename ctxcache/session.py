@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.arguments import RETIRED, is_integer
+from ctxcache.arguments import RETIRED, Int32s, as_numpy, is_integer
 from ctxcache.errors import ContractError, RequestFailedError
 from ctxcache.fsm import State
 from ctxcache.ids import (
@@ -112,6 +112,11 @@ class CoordinatorSession:
         self._require_begun()
         return list(self._active)
 
+    @property
+    def capacities(self) -> Int32s:
+        """How far the prepared pages of each active sequence reach, in tokens: do not write at or beyond; `int32[active]`."""
+        return self.handle.capacities
+
     def _require_begun(self) -> RequestHandle:
         if self._handle is None:
             raise ContractError("the session has no request yet; enter its with block first")
@@ -121,11 +126,7 @@ class CoordinatorSession:
         coordinator = self._coordinator
         begun = coordinator.begin_request(self._admission, coordinator.stream, headroom=self._headroom)
         if begun.status is ContextCacheCoordinatorStatus.REQUEST_FAILED:
-            raise RequestFailedError(
-                "too few pages are free for this batch; try a smaller one, or raise num_pages"
-                if coordinator.idle
-                else "another request is active; leave its block, or finish it, first"
-            )
+            raise RequestFailedError(coordinator.failure)
         begun.status.raise_for_status()
         assert begun.admission is not None  # noqa: S101 - the status was OK
         self._handle = begun.admission.request
@@ -142,6 +143,8 @@ class CoordinatorSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._coordinator.in_forked_child:
+            return
         if kind is None:
             self._coordinator.finish(self.handle).raise_for_status()
         else:
@@ -174,9 +177,11 @@ class CoordinatorSession:
         """Make room for the next step of every active sequence.
 
         Raises:
-            RequestFailedError: out of pages or rows. Nothing but leaving the block is possible then; ask
-                `can_decode()` beforehand, and `retire()` single sequences instead.
+            RequestFailedError: out of pages, or a sequence is at its longest; the message says which. Nothing but leaving the
+                block is possible then; ask `can_decode()` beforehand, and `retire()` single sequences instead.
+            ContractError: no sequence is active, or not between two steps.
         """
+        self._require_active()
         status = self._in_turn(
             lambda: self._coordinator.prepare_decode_step(self.handle, headroom=self._headroom),
             "before_decode() comes after prefilled() or decoded(), while a sequence is active",
@@ -185,9 +190,8 @@ class CoordinatorSession:
         )
         if status is ContextCacheCoordinatorStatus.REQUEST_FAILED:
             raise RequestFailedError(
-                f"not every sequence can grow (lengths {[self._lengths[index] for index in self._active]}): one is at "
-                "max_sequence_length, or too few pages are free; leave the block. Before a step, can_decode() tells which "
-                "can, and retire() ends those that cannot"
+                f"{self._coordinator.failure}. Leave the block; before a step, can_decode() tells which sequences can go on, "
+                "and retire() ends those that cannot"
             )
         status.raise_for_status()
 
@@ -196,7 +200,13 @@ class CoordinatorSession:
 
         Pages that a sequence would give back by leaving are not counted: `retire()` one, then ask again.
         """
+        if not self.active:
+            return np.zeros(0, np.bool_)
         return self._coordinator.can_prepare_decode_step(self.handle, headroom=self._headroom)
+
+    def _require_active(self) -> None:
+        if not self.active:
+            raise ContractError("no sequence of the session is active any more; leave its block")
 
     def decoded(
         self,
@@ -214,8 +224,9 @@ class CoordinatorSession:
 
         Returns:
             `None` when the slots stayed as they were; else the new slot of each old one, -1 for those that left. When the
-            last one has left, nothing moves on the device any more.
+            last one has left, the request is finished: its pages are free, and nothing moves on the device.
         """
+        self._require_active()
         handle, runs = self.handle, _runs(next_tokens)
         _same_count(runs, self._active)
         ended = _flags(finished, len(runs))
@@ -266,8 +277,10 @@ class CoordinatorSession:
     def _compact(self, ended: NDArray[np.bool_]) -> list[int]:
         mapping = np.where(ended, RETIRED, np.cumsum(~ended) - 1).astype(np.int32)
         survivors = int((~ended).sum())
-        if survivors:
-            coordinator = self._coordinator
+        coordinator = self._coordinator
+        if not survivors:
+            coordinator.finish(self.handle).raise_for_status()
+        else:
             if self._device_mapping is None:
                 self._device_mapping = coordinator.device_ops.allocate((len(ended),), "int32")
             coordinator.begin_batch_compaction(self.handle, mapping, survivors, self._device_mapping).raise_for_status()
@@ -277,11 +290,23 @@ class CoordinatorSession:
 
 
 def _runs(accepted: Accepted) -> list[Any]:
-    """Return one run of tokens a sequence, whether single tokens or runs were given."""
-    try:
-        return [run if isinstance(run, Sequence) or np.ndim(run) else [run] for run in accepted]
-    except (TypeError, ValueError):
-        raise ContractError(f"the tokens are {accepted!r}; pass one token, or one run of tokens, a sequence") from None
+    """Return one run of tokens a sequence, whether single tokens or runs were given, in arrays of whatever library."""
+    if not isinstance(accepted, Sequence) or isinstance(accepted, (str, bytes)):
+        if not hasattr(accepted, "__array__"):
+            raise ContractError(
+                f"the tokens are a {type(accepted).__name__}; pass a list or an array with one token, or one run of tokens, "
+                "a sequence"
+            )
+        accepted = as_numpy("the tokens", accepted)
+    return [[one] if is_integer(one) else _run(one) for one in accepted]
+
+
+def _run(tokens: Any) -> Any:
+    """Return a run of tokens; a single one may be an array without an axis."""
+    if isinstance(tokens, Sequence):
+        return tokens
+    array = as_numpy("the tokens", tokens)
+    return array[None] if array.ndim == 0 else array
 
 
 def _flags(finished: Any, count: int, name: str = "finished") -> NDArray[np.bool_]:

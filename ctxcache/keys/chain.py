@@ -31,7 +31,7 @@ from ctxcache.arguments import Words, as_integer
 from ctxcache.config import HASH_KEY_BYTES
 from ctxcache.errors import ContractError
 from ctxcache.ids import Hash128
-from ctxcache.keys.identity import AdapterKey, BlockKeyExtras, MediaSpanKey
+from ctxcache.keys.identity import BlockKeyExtras, MediaSpanKey
 from ctxcache.keys.siphash import absorb_digest, hash_blocks, hash_bytes, hash_tail, initial_state
 from ctxcache.keys.tokens import MediaHashes, TokenIds, as_media_array, as_token_array
 
@@ -116,7 +116,7 @@ class KeyHasher:
         self._unlabelled = self._root_digest(_NO_EXTRAS)
 
     def start(self, extras: BlockKeyExtras = _NO_EXTRAS) -> SequenceKeys:
-        """Begin a sequence with this identity. `ContractError` where a field of `extras` has another type."""
+        """Begin a sequence with this identity."""
         root = self._unlabelled if extras is _NO_EXTRAS or extras == _NO_EXTRAS else self._root_digest(extras)
         return SequenceKeys(self, root)
 
@@ -220,16 +220,6 @@ class SequenceKeys:
         self._keys = keys
 
 
-def check_extras(extras: BlockKeyExtras) -> None:
-    """Refuse extras of which a field has another type than it is declared with, before anything depends on them.
-
-    Raises:
-        ContractError: names the field.
-    """
-    if extras is not _NO_EXTRAS:
-        _serialise(1, extras)
-
-
 def _check_prepared(tokens: NDArray[np.int32], media: Words | None) -> None:
     """Compiled code reads these by address: another dtype or layout would give wrong keys, silently."""
     if tokens.dtype != np.int32 or not tokens.flags.c_contiguous:
@@ -272,32 +262,26 @@ def _serialise(tokens_per_page: int, extras: BlockKeyExtras) -> bytes:
         raise ContractError(f"key extras are {extras!r}; pass a BlockKeyExtras")
     fields = [_field(_TOKENS_PER_PAGE, _number(tokens_per_page))]
     if extras.adapter is not None:
-        if not isinstance(extras.adapter, AdapterKey):
-            raise ContractError(f"BlockKeyExtras.adapter is {extras.adapter!r}; pass an AdapterKey or None")
-        adapter = _digest("AdapterKey.id", extras.adapter.id) + _number(extras.adapter.generation)
-        fields.append(_field(_ADAPTER, adapter))
-    for tag, name in (
-        (_POSITIONS, "position_digest"),
-        (_EMBEDDINGS, "custom_embedding_digest"),
-        (_ISOLATION, "isolation_digest"),
+        fields.append(_field(_ADAPTER, extras.adapter.id.to_bytes() + _number(extras.adapter.generation)))
+    for tag, digest in (
+        (_POSITIONS, extras.position_digest),
+        (_EMBEDDINGS, extras.custom_embedding_digest),
+        (_ISOLATION, extras.isolation_digest),
     ):
-        digest = getattr(extras, name)
         if digest is not None:
-            fields.append(_field(tag, _digest(f"BlockKeyExtras.{name}", digest)))
+            fields.append(_field(tag, digest.to_bytes()))
     fields.extend(_field(_MEDIA_SPAN, _media_span(span)) for span in extras.media)
     return b"".join(fields)
 
 
 def _media_span(span: MediaSpanKey) -> bytes:
-    if not isinstance(span, MediaSpanKey):
-        raise ContractError(f"BlockKeyExtras.media holds {span!r}; pass MediaSpanKey values")
     if isinstance(span.modality, str):
         modality = _NAMED_MODALITY + span.modality.encode("utf-8", "surrogatepass")
     else:
         modality = _NUMBERED_MODALITY + _number(span.modality)
     return (
-        _digest("MediaSpanKey.content_digest", span.content_digest)
-        + _digest("MediaSpanKey.placement_digest", span.placement_digest)
+        span.content_digest.to_bytes()
+        + span.placement_digest.to_bytes()
         + _number(span.offset_within_block)
         + _number(span.item_order)
         + modality
@@ -310,9 +294,3 @@ def _field(tag: int, payload: bytes) -> bytes:
 
 def _number(value: int) -> bytes:
     return value.to_bytes(8, "little")
-
-
-def _digest(name: str, digest: Hash128) -> bytes:
-    if not isinstance(digest, Hash128):
-        raise ContractError(f"{name} is {digest!r}; pass a Hash128")
-    return digest.to_bytes()

@@ -39,6 +39,7 @@ class AdapterKey:
     generation: int = 0
 
     def __post_init__(self) -> None:
+        _check_field(self, "id", Hash128)
         _set_unsigned(self, "generation")
 
 
@@ -61,6 +62,8 @@ class MediaSpanKey:
     modality: int | str
 
     def __post_init__(self) -> None:
+        _check_field(self, "content_digest", Hash128)
+        _check_field(self, "placement_digest", Hash128)
         _set_unsigned(self, "offset_within_block")
         _set_unsigned(self, "item_order")
         if not isinstance(self.modality, str):
@@ -90,6 +93,20 @@ class BlockKeyExtras:
             object.__setattr__(self, "media", tuple(self.media))
         except TypeError:
             raise ContractError(f"BlockKeyExtras.media is {self.media!r}; pass a tuple of MediaSpanKey") from None
+        for span in self.media:
+            if not isinstance(span, MediaSpanKey):
+                raise ContractError(f"BlockKeyExtras.media holds {span!r}; pass MediaSpanKey values")
+        _check_field(self, "adapter", AdapterKey, optional=True)
+        for name in ("position_digest", "custom_embedding_digest", "isolation_digest"):
+            _check_field(self, name, Hash128, optional=True)
+
+
+def _check_field(key: object, field: str, kind: type, *, optional: bool = False) -> None:
+    value = getattr(key, field)
+    if not (isinstance(value, kind) or (optional and value is None)):
+        wanted = kind.__name__ + (" or None" if optional else "")
+        hint = ", hash_opaque_identity(...) of a name for example" if kind is Hash128 else ""
+        raise ContractError(f"{type(key).__name__}.{field} is {value!r}; pass {wanted}{hint}")
 
 
 def _set_unsigned(key: object, field: str) -> None:

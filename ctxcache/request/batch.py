@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.arguments import RETIRED, Int32s
+from ctxcache.arguments import RETIRED, Int32s, Words
 from ctxcache.errors import ContractError
 from ctxcache.ids import (
     ContextCacheCommitPolicy,
@@ -33,6 +33,7 @@ from ctxcache.keys.identity import BlockKeyExtras
 from ctxcache.manager.results import CacheRequestLease, HybridCheckpointKey, HybridSnapshotReservation, ReusePlan
 from ctxcache.request.admission import ContextCacheBatchAdvance, ContextCacheSequenceAdvance
 from ctxcache.request.execution_modes import STEP_RULES, StepRules
+from ctxcache.request.room import Headroom, PageTargets, Room
 from ctxcache.request.validation import CheckedAdmission, CheckedSequence, StepReport, read_report
 
 NOT_FROZEN = -1
@@ -79,6 +80,7 @@ class Batch:
     """
 
     __slots__ = (
+        "_room",
         "capacity",
         "commit_policy",
         "committed",
@@ -105,19 +107,16 @@ class Batch:
         self,
         admission: CheckedAdmission,
         sequences: list[AcquiredSequence],
-        *,
-        max_tokens: int,
-        tokens_per_page: int,
+        room: Room,
     ) -> None:
         size = len(sequences)
-        headroom = admission.headroom
+        self._room = room
         self.execution_mode = admission.execution_mode
         self.lookup_policy = admission.lookup_policy
         self.commit_policy = admission.commit_policy
         self.rules: StepRules = STEP_RULES[admission.execution_mode]
         self.leases: list[CacheRequestLease] = [sequence.lease for sequence in sequences]
         self.lease_rows: Int32s = np.array([lease.row for lease in self.leases], np.int32)
-        self.tokens: Int32s = np.empty((size, max_tokens + 1), np.int32)
         self.num_tokens: Int32s = np.array([sequence.said.tokens.size for sequence in sequences], np.int32)
         self.reuse_lengths: Int32s = np.array([sequence.plan.reused_token_length for sequence in sequences], np.int32)
         self.committed: Int32s = self.reuse_lengths.copy()
@@ -125,20 +124,17 @@ class Batch:
         self.frozen: Int32s = np.full(size, NOT_FROZEN, np.int32)
         self.published_blocks: Int32s = np.zeros(size, np.int32)
         self.published_exact: Int32s = np.zeros(size, np.int32)
-        self.capacity: Int32s = _covered(self.num_tokens, headroom.base_extra_tokens, tokens_per_page)
-        self.draft_capacity: Int32s = (
-            _covered(self.num_tokens, headroom.draft_extra_tokens, tokens_per_page)
-            if self.rules.paired
-            else self.capacity.copy()
-        )
+        targets = room.aim(self.num_tokens, admission.headroom, paired=self.rules.paired)
+        self.capacity: Int32s = targets.capacity
+        self.draft_capacity: Int32s = targets.draft_capacity.copy()
+        self.tokens: Int32s = np.empty((size, int(self.capacity.max()) + 1), np.int32)
         self.keys: list[SequenceKeys] = [sequence.keys for sequence in sequences]
         self.extras: list[BlockKeyExtras] = [sequence.said.extras for sequence in sequences]
-        self.media: list[NDArray[np.uint64] | None] = []
+        self.media: list[Words | None] = [sequence.said.media for sequence in sequences]
         self.staged: list[StagedHybridPublication | None] = [None] * size
         for slot, sequence in enumerate(sequences):
             length = sequence.said.tokens.size
             self.tokens[slot, :length] = sequence.said.tokens
-            self.media.append(_roomy_media(sequence.said.media, max_tokens + 1))
 
     @property
     def size(self) -> int:
@@ -171,9 +167,15 @@ class Batch:
         self.extend_keys(slot, length)
         return self.keys[slot].exact_key(self.tokens[slot, :length], self._media(slot, length), length)
 
-    def _media(self, slot: int, length: int) -> NDArray[np.uint64] | None:
+    def _media(self, slot: int, length: int) -> Words | None:
         media = self.media[slot]
+        if media is not None and length > len(media):  # what is generated has none
+            media = self.media[slot] = np.concatenate((media, np.zeros((length, 2), np.uint64)))
         return None if media is None else media[:length]
+
+    def aim(self, headroom: Headroom) -> PageTargets:
+        """Say what each sequence must hold so that a step may write so far beyond the committed tokens."""
+        return self._room.aim(self.committed, headroom, paired=self.rules.paired)
 
     def read_prefill(
         self, advances: Sequence[ContextCacheSequenceAdvance] | ContextCacheBatchAdvance, common_lengths: Any
@@ -253,10 +255,15 @@ class Batch:
         if report.common is not None:
             self.common[:] = report.common
 
-    def reserve_tokens(self, capacity: Int32s, draft_capacity: Int32s) -> None:
-        """Say how many tokens the grown working set covers, on base and on draft pages; it never shrinks."""
-        np.maximum(self.capacity, capacity, out=self.capacity)
-        np.maximum(self.draft_capacity, draft_capacity, out=self.draft_capacity)
+    def reserve_tokens(self, targets: PageTargets) -> None:
+        """Take room for the tokens that the grown working set covers, on base and on draft pages; it never shrinks."""
+        np.maximum(self.capacity, targets.capacity, out=self.capacity)
+        np.maximum(self.draft_capacity, targets.draft_capacity, out=self.draft_capacity)
+        width = int(self.capacity.max()) + 1
+        if width > self.tokens.shape[1]:
+            roomier = np.empty((self.size, min(2 * width, self._room.max_tokens + 1)), np.int32)
+            roomier[:, : self.tokens.shape[1]] = self.tokens
+            self.tokens = roomier
 
     def retired_leases(self, mapping: Int32s) -> list[CacheRequestLease]:
         """Return the leases of the sequences that leave by a checked mapping."""
@@ -285,20 +292,6 @@ class Batch:
         for name in ("leases", "keys", "extras", "media", "staged"):
             rows = getattr(self, name)
             setattr(self, name, [rows[slot] for slot in keep])
-
-
-def _covered(num_tokens: Int32s, extra_tokens: int, tokens_per_page: int) -> Int32s:
-    pages = -(-(num_tokens.astype(np.int64) + extra_tokens) // tokens_per_page)
-    covered: Int32s = (pages * tokens_per_page).astype(np.int32)
-    return covered
-
-
-def _roomy_media(media: NDArray[np.uint64] | None, width: int) -> NDArray[np.uint64] | None:
-    if media is None:
-        return None
-    roomy = np.zeros((width, 2), np.uint64)
-    roomy[: len(media)] = media
-    return roomy
 
 
 @njit

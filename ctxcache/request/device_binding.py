@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ctxcache.arguments import Flags, Int32s
 from ctxcache.config import ContextCacheConfig, DeploymentConfig
 from ctxcache.device.arrays import Location
 from ctxcache.device.ops import DeviceOps, SnapshotJobs, StreamSynchronizer, location_of
@@ -19,33 +16,12 @@ from ctxcache.device.streams import stream_handle
 from ctxcache.errors import ContractError, DeploymentError
 from ctxcache.ids import RECURRENT_KINDS
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
-from ctxcache.jit import njit_in_place
 from ctxcache.manager.results import CacheRequestLease, LeaseGrowth, PageGrowth, PageIds
 from ctxcache.metrics import CoordinatorCounters
-from ctxcache.request.admission import DecodingKvHeadroom
 from ctxcache.request.batch import Batch
 from ctxcache.request.request import DeviceLink
+from ctxcache.request.room import Room
 from ctxcache.request.snapshot_jobs import SnapshotSlots, snapshot_jobs
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PageTargets:
-    """What each sequence must hold for the next step.
-
-    Attributes:
-        pages: base and draft page targets, `int32[n]` each, as `grow_leases` takes them; the draft's is `None` where the
-            mode has no draft pages. 0 where a row is too short.
-        fit: whether the sequence's row is long enough, `bool[n]`.
-        all_fit: whether every row is.
-        capacity: tokens that the base pages then cover, `int32[n]`.
-        draft_capacity: tokens that the draft pages then cover, `int32[n]`; `capacity` where there are none.
-    """
-
-    pages: tuple[Int32s, Int32s | None]
-    fit: NDArray[np.bool_]
-    all_fit: bool
-    capacity: Int32s
-    draft_capacity: Int32s
 
 
 class DeviceBinding:
@@ -55,8 +31,7 @@ class DeviceBinding:
         link: what the lifecycle's hooks touch.
         num_base_pages, num_draft_pages: pages of the pools; 0 where there are none.
         num_recurrent_snapshots, num_partial_kv_snapshots: snapshot slots that the budgets pay for.
-        max_batch_size: sequences of the largest batch, for both engines where there are two.
-        row_pages, draft_row_pages: pages of a page-table row.
+        room: the longest sequences.
     """
 
     def __init__(self, deployment: DeploymentConfig, kind: Kind, link: DeviceLink) -> None:
@@ -67,9 +42,12 @@ class DeviceBinding:
         self.num_draft_pages = 0 if draft is None else draft.num_pages
         self.num_recurrent_snapshots = 0 if storage is None else storage.num_recurrent_slots
         self.num_partial_kv_snapshots = 0 if storage is None else storage.num_partial_kv_slots
-        self.max_batch_size = min(engine.max_batch_size for engine in (base, draft) if engine is not None)
-        self.row_pages = base.pages_per_sequence
-        self.draft_row_pages = self.row_pages if draft is None else draft.pages_per_sequence
+        self.room = Room(
+            base.tokens_per_page,
+            base.max_sequence_length,
+            base.max_sequence_length if draft is None else draft.max_sequence_length,
+            has_pages=self.num_base_pages > 0,
+        )
         self._tokens_per_page = base.tokens_per_page
 
     @property
@@ -128,28 +106,6 @@ class DeviceBinding:
             self._tokens_per_page,
             paired=batch.rules.paired,
         )
-
-    def page_targets(self, batch: Batch, headroom: DecodingKvHeadroom) -> PageTargets:
-        """Say what each sequence must hold so that the next step may write `headroom` beyond the committed tokens."""
-        size, paired = batch.size, batch.rules.paired
-        base, capacity, fit = np.empty(size, np.int32), np.empty(size, np.int32), np.empty(size, np.bool_)
-        draft = np.empty(size if paired else 0, np.int32)
-        draft_capacity = np.empty(size, np.int32) if paired else capacity
-        all_fit = _aim(
-            batch.committed,
-            self._tokens_per_page,
-            headroom.base_extra_tokens,
-            headroom.draft_extra_tokens,
-            self.row_pages,
-            self.draft_row_pages,
-            self.num_base_pages > 0,
-            base,
-            draft,
-            capacity,
-            draft_capacity,
-            fit,
-        )
-        return PageTargets((base, draft if paired else None), fit, all_fit, capacity, draft_capacity)
 
     def _resources(self) -> list[Any]:
         resources = self.link.resources
@@ -215,36 +171,3 @@ def _set_rows(table: KVPageTable, rows: list[PageIds]) -> None:
 def _extend_rows(table: KVPageTable | None, growth: PageGrowth) -> None:
     if table is not None and growth.indices.size:
         table.extend_rows(growth.indices, growth.first_page_indices, growth.page_counts, growth.page_ids)
-
-
-@njit_in_place
-def _aim(
-    committed: Int32s,
-    tokens_per_page: int,
-    base_extra: int,
-    draft_extra: int,
-    row_pages: int,
-    draft_row_pages: int,
-    has_pages: bool,  # noqa: FBT001 - compiled code takes no keywords
-    base: Int32s,
-    draft: Int32s,
-    capacity: Int32s,
-    draft_capacity: Int32s,
-    fit: Flags,
-) -> bool:
-    """Fill what `PageTargets` holds, whether all rows are long enough being the answer; `draft` is empty where unpaired."""
-    all_fit = True
-    paired = draft.size > 0
-    for slot in range(committed.size):
-        pages = -(-(committed[slot] + base_extra) // tokens_per_page)
-        fits = pages <= row_pages
-        capacity[slot] = min(pages, row_pages) * tokens_per_page
-        if paired:
-            draft_pages = -(-(committed[slot] + draft_extra) // tokens_per_page)
-            fits &= draft_pages <= draft_row_pages
-            draft_capacity[slot] = min(draft_pages, draft_row_pages) * tokens_per_page
-            draft[slot] = draft_pages if fits else 0
-        base[slot] = pages if fits and has_pages else 0
-        fit[slot] = fits
-        all_fit &= fits
-    return all_fit

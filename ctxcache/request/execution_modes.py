@@ -55,7 +55,10 @@ STEP_RULES: dict[Mode, StepRules] = {
 
 
 def default_headroom(deployment: DeploymentConfig, mode: Mode) -> DecodingKvHeadroom:
-    """Tokens that the next step of a mode may write beyond the committed ones, when the caller names none."""
+    """Tokens that the next step of a mode may write beyond the committed ones, when the caller names none.
+
+    Near the longest sequence there is less room than that, and a step then gets what there is.
+    """
     spec = deployment.spec
     if mode is Mode.VANILLA or spec is None:
         return DecodingKvHeadroom(1, 0)

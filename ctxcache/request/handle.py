@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 import weakref
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, NoReturn, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxcache.arguments import Int32s
 from ctxcache.errors import ContractError
 from ctxcache.fsm import State
 from ctxcache.ids import (
@@ -59,6 +59,8 @@ class SequenceState:
         reuse_token_length: tokens that the prefill did not compute.
         lookup_policy, commit_policy: as admitted.
         committed_state_length: leading tokens whose state is materialised.
+        capacity, draft_capacity: how far the prepared base and draft pages reach, in tokens: the runtime must not write at or
+            beyond them, and a commit beyond them is refused.
         published_full_block_count: full blocks that this sequence has published.
         published_exact_length: longest exact length that it has published.
         common_state_length: leading tokens on which base and draft state agree.
@@ -74,6 +76,8 @@ class SequenceState:
     lookup_policy: ContextCacheLookupPolicy
     commit_policy: ContextCacheCommitPolicy
     committed_state_length: int
+    capacity: int
+    draft_capacity: int
     published_full_block_count: int
     published_exact_length: int
     common_state_length: int
@@ -141,6 +145,11 @@ class RequestHandle:
         """Sequences in the batch; 0 for an empty handle."""
         return self._request.batch.size if self.valid else 0
 
+    @property
+    def capacities(self) -> Int32s:
+        """How far each sequence's prepared base pages reach, in tokens, `int32[batch]`; see `SequenceState.capacity`."""
+        return self._request.batch.capacity[: self.batch_size].copy()
+
     def inspect(self) -> RequestState:
         """Return a read-only view of the request; of an empty handle, one without sequences."""
         request = self._request
@@ -171,6 +180,8 @@ class RequestHandle:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._custody.in_forked_child:
+            return
         if kind is None:
             self._owner.finish(self)
         else:
@@ -186,7 +197,7 @@ class RequestHandle:
 
     def __del__(self) -> None:
         request = getattr(self, "_request", None)
-        if request is None or not request.held or self._custody.pid != os.getpid():
+        if request is None or not request.held or self._custody.in_forked_child:
             return
         state = request.state
         try:
@@ -243,6 +254,8 @@ def _view(batch: Batch, slot: int) -> SequenceState:
         lookup_policy=batch.lookup_policy,
         commit_policy=batch.commit_policy,
         committed_state_length=int(batch.committed[slot]),
+        capacity=int(batch.capacity[slot]),
+        draft_capacity=int(batch.draft_capacity[slot]),
         published_full_block_count=int(batch.published_blocks[slot]),
         published_exact_length=int(batch.published_exact[slot]),
         common_state_length=int(batch.common[slot]),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ctxcache.ids import (
     AcquireStatus,
+    ResourceType,
     ReusePlanKind,
     SpecReplayMode,
 )
@@ -16,6 +17,7 @@ from ctxcache.manager.results import CacheRequestLease, HybridCheckpointKey, Mat
 from ctxcache.metrics import CoordinatorCounters
 from ctxcache.request.batch import AcquiredSequence
 from ctxcache.request.execution_modes import STEP_RULES
+from ctxcache.request.room import Room
 from ctxcache.request.validation import CheckedAdmission, CheckedSequence
 
 
@@ -45,16 +47,18 @@ class Acquirer:
         manager: ContextCacheManager,
         hasher: KeyHasher,
         counters: CoordinatorCounters,
+        room: Room,
         *,
         has_checkpoints: bool,
     ) -> None:
         self._manager = manager
+        self._room = room
         self._has_checkpoints = has_checkpoints
         self._hasher = hasher
         self._counters = counters
 
-    def acquire(self, admission: CheckedAdmission) -> Acquisition | None:
-        """Acquire every sequence in order; `None` when one does not fit, and then none is held.
+    def acquire(self, admission: CheckedAdmission) -> Acquisition | str:
+        """Acquire every sequence in order; where one does not fit, none is held, and the answer is why.
 
         What raises leaves leases out, the last of them perhaps noted nowhere: see `ContextCacheManager.release_all`.
         """
@@ -67,23 +71,31 @@ class Acquirer:
                 if result.lease is None:
                     for acquired in reversed(acquisition.sequences):
                         self._manager.release(acquired.lease)
-                    return None
+                    return self._why_not(len(acquisition.sequences), result.plan)
                 acquisition.sequences.append(AcquiredSequence(sequence, keys, result.plan, result.lease))
                 acquisition.forced_cold += result.forced_cold
         finally:
             self._counters.planning_nanoseconds += time.perf_counter_ns() - started
         return acquisition
 
+    def _why_not(self, index: int, plan: ReusePlan) -> str:
+        free = self._manager.pool(ResourceType.BASE_KV_PAGE).free
+        draft = f" and {plan.draft_page_demand} draft pages" if plan.draft_page_demand else ""
+        return (
+            f"sequence {index} of the batch, with {plan.input_token_count} tokens, needs {plan.base_page_demand} base pages{draft}; "
+            f"{free} base pages are free, and what leases hold cannot be evicted: admit fewer sequences, or raise num_pages"
+        )
+
     def _plan(
         self, admission: CheckedAdmission, sequence: CheckedSequence, keys: SequenceKeys, *, bypass: bool
     ) -> ReusePlan:
-        headroom = admission.headroom
+        base_extra, draft_extra = self._room.extra_tokens(sequence.tokens.size, admission.headroom)
         return self._manager.plan(
             keys.full_block_keys,
             sequence.tokens.size,
             mode=admission.execution_mode,
-            base_extra_tokens=headroom.base_extra_tokens,
-            draft_extra_tokens=headroom.draft_extra_tokens if STEP_RULES[admission.execution_mode].paired else 0,
+            base_extra_tokens=base_extra,
+            draft_extra_tokens=draft_extra if STEP_RULES[admission.execution_mode].paired else 0,
             bypass=bypass,
             exact_keys=() if bypass else self._checkpoint_keys(sequence, keys),
         )

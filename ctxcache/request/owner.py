@@ -56,7 +56,6 @@ class Custody:
     """The admission slot, and the lock around it.
 
     Attributes:
-        pid: the process that made the coordinator; finalisers in a forked child do nothing.
         active: the admitted request, or `None`.
         quarantined: the request whose pages the device may still write, or `None`.
         shut: whether `shutdown()` succeeded.
@@ -72,7 +71,7 @@ class Custody:
         if is_per_thread(link.stream):
             self._home = threading.local()  # not the thread's number, which is another thread's after its end
             self._home.is_here = True
-        self.pid = os.getpid()
+        self._pid = os.getpid()
         self.active: Request | None = None
         self.quarantined: Request | None = None
         self.shut = False
@@ -131,6 +130,11 @@ class Custody:
             self._discard(request)
             raise
         return Status.OK
+
+    @property
+    def in_forked_child(self) -> bool:
+        """Whether this is a child of the process that made the coordinator: the device is its parent's, so nothing ends here."""
+        return self._pid != os.getpid()
 
     def holds(self, request: Request) -> bool:
         """Whether the request takes the admission slot: until every lease of it is released."""
@@ -302,8 +306,6 @@ def end_of_life(custody: Custody, resources: Any) -> None:
         custody: the coordinator's custody; it outlives the coordinator for this call.
         resources: kept referenced when the device could not be proven idle.
     """
-    if custody.pid != os.getpid():
-        return
     try:
         close(custody, resources)
     except BaseException:  # noqa: BLE001 - nothing may escape from a finaliser
@@ -313,7 +315,7 @@ def end_of_life(custody: Custody, resources: Any) -> None:
 
 def close(custody: Custody, resources: Any) -> None:
     """Abandon the active request and shut down; a device that cannot be proven idle keeps its resources."""
-    if custody.shut:
+    if custody.shut or custody.in_forked_child:
         return
     custody.run("abandon", custody.abandon_active)
     custody.run("shutdown", custody.shutdown)

@@ -21,7 +21,7 @@ from ctxcache.arguments import (
     check_member,
     check_sequence,
 )
-from ctxcache.config import EXECUTION_MODES, DeploymentConfig
+from ctxcache.config import EXECUTION_MODES, DeploymentConfig, EngineConfig
 from ctxcache.device.compiled_checks import are_distinct_slots, are_within
 from ctxcache.errors import ContractError
 from ctxcache.ids import (
@@ -30,7 +30,6 @@ from ctxcache.ids import (
     ContextCacheExecutionMode,
     ContextCacheLookupPolicy,
 )
-from ctxcache.keys.chain import check_extras
 from ctxcache.keys.identity import BlockKeyExtras
 from ctxcache.keys.tokens import as_media_array, as_token_array
 from ctxcache.request.admission import (
@@ -41,6 +40,7 @@ from ctxcache.request.admission import (
     DecodingKvHeadroom,
 )
 from ctxcache.request.execution_modes import STEP_RULES, CommonLengths, default_headroom, runs_cold
+from ctxcache.request.room import Headroom
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +72,7 @@ class CheckedAdmission:
     execution_mode: ContextCacheExecutionMode
     lookup_policy: ContextCacheLookupPolicy
     commit_policy: ContextCacheCommitPolicy
-    headroom: DecodingKvHeadroom
+    headroom: Headroom
 
     @property
     def bypass(self) -> bool:
@@ -105,16 +105,11 @@ class AdmissionRules:
     Attributes:
         deployment, kind: what is deployed.
         enabled: whether anything is cached at all.
-        max_batch_size: sequences of the largest batch.
-        row_pages, draft_row_pages: pages of a page-table row, of the base's and of the draft's.
     """
 
     deployment: DeploymentConfig
     kind: ContextCacheDeploymentKind
     enabled: bool
-    max_batch_size: int
-    row_pages: int
-    draft_row_pages: int
 
     def read(
         self, admission: ContextCacheBatchAdmission, headroom: DecodingKvHeadroom | None = None
@@ -132,9 +127,11 @@ class AdmissionRules:
                 f"{', '.join(mode.name for mode in modes)}"
             )
         check_sequence("sequences", admission.sequences)
-        if not 1 <= len(admission.sequences) <= self.max_batch_size:
-            raise ContractError(f"the batch has {len(admission.sequences)} sequences; admit 1 to {self.max_batch_size}")
-        sequences = [_read_sequence(index, sequence) for index, sequence in enumerate(admission.sequences)]
+        said = tuple(admission.sequences)  # read once: a sequence of the caller's may answer otherwise next time
+        largest = min(engine.max_batch_size for engine in self._engines(admission.execution_mode))
+        if not 1 <= len(said) <= largest:
+            raise ContractError(f"the batch has {len(said)} sequences; admit 1 to {largest}")
+        sequences = [_read_sequence(index, sequence) for index, sequence in enumerate(said)]
         checked = CheckedAdmission(
             sequences,
             admission.execution_mode,
@@ -142,19 +139,27 @@ class AdmissionRules:
             admission.commit_policy,
             self.read_headroom(headroom, admission.execution_mode),
         )
-        self._check_rows(checked)
+        for index, sequence in enumerate(sequences):
+            self._check_length(index, sequence.tokens.size, checked)
         return checked
 
-    def read_headroom(self, headroom: DecodingKvHeadroom | None, mode: ContextCacheExecutionMode) -> DecodingKvHeadroom:
+    def read_headroom(self, headroom: DecodingKvHeadroom | None, mode: ContextCacheExecutionMode) -> Headroom:
         """Return the headroom given, checked, or the mode's own."""
         if headroom is None:
-            return default_headroom(self.deployment, mode)
+            default = default_headroom(self.deployment, mode)
+            return Headroom(default.base_extra_tokens, default.draft_extra_tokens, shrinks=True)
         if not isinstance(headroom, DecodingKvHeadroom):
             raise ContractError(f"headroom is a {type(headroom).__name__}; pass a DecodingKvHeadroom")
-        return DecodingKvHeadroom(
+        return Headroom(
             as_integer("DecodingKvHeadroom.base_extra_tokens", headroom.base_extra_tokens),
             as_integer("DecodingKvHeadroom.draft_extra_tokens", headroom.draft_extra_tokens),
+            shrinks=False,
         )
+
+    def _engines(self, mode: ContextCacheExecutionMode) -> list[EngineConfig]:
+        """Return the engines that a mode runs with pages of their own: the base, and a paired draft."""
+        draft = self.deployment.draft
+        return [self.deployment.base, *([draft] if draft is not None and STEP_RULES[mode].paired else [])]
 
     def _lookup_policy(
         self, admission: ContextCacheBatchAdmission, sequences: list[CheckedSequence]
@@ -166,20 +171,18 @@ class AdmissionRules:
             return ContextCacheLookupPolicy.BYPASS
         return admission.lookup_policy
 
-    def _check_rows(self, admission: CheckedAdmission) -> None:
-        """Refuse a sequence whose first working set does not fit a page-table row."""
-        tokens_per_page = self.deployment.base.tokens_per_page
-        sides = [("base", admission.headroom.base_extra_tokens, self.row_pages)]
-        if STEP_RULES[admission.execution_mode].paired:
-            sides.append(("draft", admission.headroom.draft_extra_tokens, self.draft_row_pages))
-        for index, sequence in enumerate(admission.sequences):
-            for side, extra, limit in sides:
-                pages = -(-(sequence.tokens.size + extra) // tokens_per_page)
-                if pages > limit:
-                    raise ContractError(
-                        f"sequence {index} has {sequence.tokens.size} tokens and {side} headroom {extra}, {pages} pages of "
-                        f"{tokens_per_page} tokens; a page-table row has {limit}: shorten it, or raise max_sequence_length"
-                    )
+    def _check_length(self, index: int, num_tokens: int, admission: CheckedAdmission) -> None:
+        """Refuse a prompt that leaves no room for one more token, or too little for an explicit headroom."""
+        headroom = admission.headroom
+        extras = (1, 0) if headroom.shrinks else (max(1, headroom.base), headroom.draft)
+        for engine, extra, side in zip(
+            self._engines(admission.execution_mode), extras, ("base", "draft"), strict=False
+        ):
+            if num_tokens + extra > engine.max_sequence_length:
+                raise ContractError(
+                    f"sequence {index} has {num_tokens} tokens and needs room for {extra} more; max_sequence_length of the "
+                    f"{side} engine is {engine.max_sequence_length}: shorten the sequence, or build an engine for longer ones"
+                )
 
 
 def _read_sequence(index: int, sequence: ContextCacheSequenceAdmission) -> CheckedSequence:
@@ -189,7 +192,6 @@ def _read_sequence(index: int, sequence: ContextCacheSequenceAdmission) -> Check
         raise ContractError(
             f"key_extras of sequence {index} is a {type(sequence.key_extras).__name__}; pass a BlockKeyExtras"
         )
-    check_extras(sequence.key_extras)
     tokens = as_token_array(sequence.token_ids)
     if tokens.size == 0:
         raise ContractError(f"sequence {index} has no token; a prompt has at least one")
