@@ -13,7 +13,7 @@ import weakref
 
 import numpy as np
 import pytest
-from support.harness import HASH_KEY, OK, Harness, Script, T, U, V
+from support.harness import HASH_KEY, OK, Harness, RequestEnded, Script, T, U, V
 
 from ctxcache import (
     AcquireResult,
@@ -86,7 +86,7 @@ def test_bad_tokens_are_refused_and_change_nothing(tokens: object, why: str) -> 
     h = small()
     seen = h.observe()
     with pytest.raises(ContractError) as refused:
-        h.begin(tokens)
+        h.attempt(tokens)
     assert why in str(refused.value)
     assert h.observe() == seen
     assert h.run(T(5)) == [0]
@@ -140,8 +140,8 @@ def test_arguments_are_checked_before_the_coordinator_is_asked_for_room() -> Non
     h = small()
     request, _ = h.admit(T(5))
     with pytest.raises(ContractError):
-        h.begin([])
-    result = h.begin(U(5))
+        h.attempt([])
+    result = h.attempt(U(5))
     assert result.status is FAILED
     assert result.admission is None
     assert request.valid
@@ -162,7 +162,7 @@ def test_a_batch_that_does_not_fit_holds_nothing() -> None:
     """One sequence without room fails the request, frees the slot, and moves no admission counter."""
     h = small(max_batch=3, num_pages=4)
     before = h.metrics
-    assert h.begin(T(30), U(30), V(30)).status is FAILED
+    assert h.attempt(T(30), U(30), V(30)).status is FAILED
     after = h.metrics
     assert (after.admitted_sequences, after.no_reusable_prefix_plans) == (
         before.admitted_sequences,
@@ -250,9 +250,9 @@ def test_generated_state_is_published_where_a_sequence_is_reported_complete() ->
     """Only reported slots publish; reporting ends nothing, and may be repeated."""
     h = small(max_batch=2)
     request, _ = h.admit(T(20), U(20))
-    h.prefill(request)
+    h.prefill()
     for step in range(14):
-        h.decode(request, completed=[1] if step in (11, 12, 13) else [])
+        h.decode(completed=[1] if step in (11, 12, 13) else [])
     published = [sequence.published_full_block_count for sequence in request.inspect().sequences]
     assert published == [1, 2]
     attempts = h.metrics.publication_attempts
@@ -296,7 +296,7 @@ def test_bad_decode_reports_change_nothing() -> None:
     h = small(max_batch=2)
     advance, arrays = ContextCacheSequenceAdvance, ContextCacheBatchAdvance
     request, _ = h.admit(T(20), U(31))
-    h.prefill(request)
+    h.prefill()
     h.coordinator.prepare_decode_step(request)
     right = [advance([7], 21), advance([7], 32)]
     one, two = np.ones(2, np.int32), np.array([21, 32], np.int32)
@@ -342,9 +342,9 @@ def test_a_step_may_not_commit_beyond_what_it_was_prepared_for() -> None:
     """A committed length outside the prepared pages is refused."""
     h = small()
     request, _ = h.admit(T(31), headroom=DecodingKvHeadroom(0))
-    h.prefill(request)
+    h.prefill()
     h.coordinator.prepare_decode_step(request, headroom=DecodingKvHeadroom(1))
-    h.write(0, 31, 32)
+    h.compute_step()
     assert h.coordinator.complete_decode_step(request, [ContextCacheSequenceAdvance([7], 32)]) is OK
     h.coordinator.prepare_decode_step(request, headroom=DecodingKvHeadroom(0))
     seen = h.observe(request)
@@ -358,20 +358,20 @@ def test_growth_is_all_or_nothing_and_can_be_asked_beforehand() -> None:
     """When not every sequence can grow none does; the answer names, in slot order, which could."""
     h = small(max_batch=3, num_pages=4, max_records=0)
     request, _ = h.admit(T(15), U(15), V(15))
-    h.prefill(request)
-    h.decode(request)
+    h.prefill()
+    h.decode()
     assert h.free == 1
     assert h.coordinator.can_prepare_decode_step(request).tolist() == [True, False, False]
     seen = h.observe(request)
     assert h.coordinator.can_prepare_decode_step(request, headroom=DecodingKvHeadroom(200)).tolist() == [False] * 3
     assert h.observe(request) == seen
-    assert h.compact(request, [0, -1, -1]) is OK
+    h.keep(0)
     assert h.coordinator.can_prepare_decode_step(request).tolist() == [True]
-    h.decode(request)
+    h.decode()
     h.coordinator.finish(request)
     request, _ = h.admit(T(15), U(15), V(15))
-    h.prefill(request)
-    h.decode(request)
+    h.prefill()
+    h.decode()
     pages = [sequence.lease.base_pages.tolist() for sequence in request.inspect().sequences]
     assert h.coordinator.prepare_decode_step(request) is FAILED
     assert [sequence.lease.base_pages.tolist() for sequence in request.inspect().sequences] == pages
@@ -387,9 +387,9 @@ def test_growth_evicts_before_it_fails() -> None:
     h = small(num_pages=4)
     h.run(T(48))
     request, _ = h.admit(U(15))
-    h.prefill(request)
+    h.prefill()
     for _ in range(40):
-        h.decode(request)
+        h.decode()
     assert h.metrics.evicted_records > 0
     h.coordinator.finish(request)
 
@@ -398,12 +398,12 @@ def test_a_step_that_grows_nothing_touches_no_device() -> None:
     """No op at all is called on a decode step without growth, and no step synchronises."""
     h = small(ops=FaultInjector(NumpyDeviceOps()))
     request, _ = h.admit(T(17))
-    h.prefill(request)
+    h.prefill()
     h.ops.log.clear()
     for _ in range(15):
-        h.decode(request)
+        h.decode()
     assert h.ops.log == []
-    h.decode(request)
+    h.decode()
     assert h.ops.log == ["prepare_decode_step.upload_rows"]
     assert h.sync.calls == 0
     h.coordinator.finish(request)
@@ -416,19 +416,19 @@ def test_compaction_keeps_survivors_and_releases_the_retired_after_one_synchroni
     """Rows, tokens and lengths follow the mapping; retired pages return; decode goes on with right bytes."""
     h = small(max_batch=4)
     request, _ = h.admit(T(20), U(20), V(20), T(10))
-    h.prefill(request)
-    h.decode(request)
+    h.prefill()
+    h.decode()
     free, calls = h.free, h.sync.calls
     pages = [h.pages_of(slot) for slot in range(4)]
-    assert h.compact(request, [-1, 0, -1, 1]) is OK
+    h.keep(1, 3)
     assert h.sync.calls == calls + 1
     assert request.batch_size == 2
     assert [h.pages_of(slot) for slot in range(4)] == [pages[1], pages[3], [], []]
     assert h.free == free + 4 - len(h.cached_pages() & set(pages[0] + pages[2]))
-    lengths = np.asarray(h.cache.kv_lengths)
-    assert lengths[:2].tolist() == [0, 0]  # the runtime's own advance is not part of this test
+    lengths = np.asarray(h.resources.base_cache.kv_lengths)
+    assert lengths[:2].tolist() == [21, 11]
     for _ in range(5):
-        h.decode(request)
+        h.decode()
     h.coordinator.finish(request)
     h.coordinator.manager.check_invariants()
 
@@ -437,10 +437,11 @@ def test_a_failed_compaction_drain_quarantines_the_whole_old_batch() -> None:
     """Retired sequences stay held with the rest until a later drain succeeds."""
     h = small(max_batch=2)
     request, _ = h.admit(T(20), U(20))
-    h.prefill(request)
+    h.prefill()
     held = h.coordinator.manager.num_leases
     h.sync.outcomes = [1]
-    assert h.compact(request, [0, -1]) is POISONED
+    with pytest.raises(RequestEnded, match="POISONED"):
+        h.keep(0)
     assert h.coordinator.manager.num_leases == held == 2
     assert request.phase is Phase.POISONED
     assert h.coordinator.shutdown() is OK
@@ -454,7 +455,7 @@ def test_a_device_mapping_that_cannot_hold_the_batch_is_refused(mapping: object)
     """The caller's device array is one-dimensional int32 and at least the batch long."""
     h = small(max_batch=2)
     request, _ = h.admit(T(20), U(20))
-    h.prefill(request)
+    h.prefill()
     seen = h.observe(request)
     with pytest.raises(ContractError, match="device_batch_mapping"):
         h.coordinator.begin_batch_compaction(request, [0, -1], 1, mapping)
@@ -513,13 +514,12 @@ def request_in(h: Harness, state: State) -> object:
         request.close()
         return request
     h.coordinator.finalize_prefill_publication(request, [ContextCacheSequenceAdvance([7], 20)] * 2)
-    h.tokens = [[*tokens, 7] for tokens in h.tokens]
     if state is State.DECODING:
         h.coordinator.prepare_decode_step(request)
     if state is State.COMPACTING:
         h.coordinator.begin_batch_compaction(request, [0, -1], 1, h.mapping)
     if state is State.FINISHING_SETTLED:
-        h.compact(request, [-1, -1])
+        h.keep()
     return request
 
 
@@ -591,7 +591,7 @@ def test_the_with_block_finishes_or_abandons() -> None:
     request, _ = h.admit(T(40))
     with request as entered:
         assert entered is request
-        h.prefill(request)
+        h.prefill()
     assert not request.valid
     assert h.run(T(40)) == [32]
 
@@ -627,7 +627,7 @@ def test_an_orphan_inside_an_operation_is_released_by_it() -> None:
         h.coordinator.explain(ContextCacheBatchAdmission([ContextCacheSequenceAdmission(DropsTheHandle())]))
     assert h.sync.calls == 1
     assert h.free == 4
-    assert h.begin(T(5)).status is OK
+    assert h.attempt(T(5)).status is OK
 
 
 def test_a_second_thread_waits() -> None:
@@ -669,7 +669,7 @@ def test_shutdown_is_idempotent_and_refuses_new_requests() -> None:
     assert h.coordinator.shutdown() is OK
     assert h.coordinator.shutdown() is OK
     with pytest.raises(ContractError, match="shut down"):
-        h.begin(T(5))
+        h.attempt(T(5))
     with pytest.raises(ContractError, match="recover"):
         h.coordinator.recover()
     assert h.records == 1
@@ -733,7 +733,7 @@ def test_leaving_without_a_proof_keeps_the_resources(caplog: pytest.LogCaptureFi
         request, _ = h.admit(T(20))
         h.coordinator.prepare_prefill(request)
     assert "never freed" in caplog.text
-    cache = weakref.ref(h.cache)
+    cache = weakref.ref(h.resources.base_cache)
     with pytest.raises(ContractError, match="belongs to"):
         h.build()
     del h, request
@@ -834,9 +834,14 @@ def test_a_deployment_that_does_not_agree_is_refused_at_construction() -> None:
     config = ContextCacheConfig(hash_key=HASH_KEY)
 
     def build(kind: object = ContextCacheDeploymentKind.VANILLA, **resources: object) -> None:
-        parts = {"base_cache": h.cache, "base_page_table": h.table, **resources}
+        parts = {"base_cache": h.resources.base_cache, "base_page_table": h.resources.base_page_table, **resources}
         ContextCacheCoordinator(
-            config, DeploymentConfig(h.engine), kind, ContextCachePhysicalResources(**parts), None, device_ops=h.ops
+            config,
+            DeploymentConfig(h.deployment.base),
+            kind,
+            ContextCachePhysicalResources(**parts),
+            None,
+            device_ops=h.ops,
         )
 
     with pytest.raises(DeploymentError, match="EAGLE"):
@@ -847,7 +852,7 @@ def test_a_deployment_that_does_not_agree_is_refused_at_construction() -> None:
     with pytest.raises(DeploymentError):
         build(base_page_table=None)
     with pytest.raises(DeploymentError):
-        build(draft_cache=HybridCacheManager(h.engine, None, device_ops=h.ops))
+        build(draft_cache=HybridCacheManager(h.deployment.base, None, device_ops=h.ops))
     with pytest.raises(ContractError, match="belongs to"):
         build()
 

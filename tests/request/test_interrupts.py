@@ -99,7 +99,7 @@ def test_a_failed_drain_quarantines_though_it_was_interrupted(
     runtime.begin([LONG, SHORT])
     runtime.prepare()
     runtime.compute_prompts()
-    runtime.outcomes = [700]
+    runtime.sync.outcomes = [700]
     step, calls = getattr(place, name), []
 
     def interrupted(*arguments: Any) -> Any:

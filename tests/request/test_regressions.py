@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.harness import OK, Harness, T, U, V, shown
-from support.hybrid_harness import HybridHarness
-from support.spec_harness import EagleHarness, MtpHarness
+from support.harness import OK, EagleHarness, Harness, HybridHarness, MtpHarness, T, U, V, shown
 
 from ctxcache import (
     AdapterKey,
@@ -194,7 +192,7 @@ def test_an_admission_that_breaks_off_holds_nothing(name, error, monkeypatch):
     with monkeypatch.context() as patch:
         raising_at({name}, error, patch)
         with pytest.raises(type(error)):
-            harness.begin(T(20), V(9))
+            harness.attempt(T(20), V(9))
     assert (manager.num_leases, harness.free) == (0, free)
     manager.check_invariants()
     harness.coordinator.clear()
@@ -216,7 +214,7 @@ def test_a_second_acquisition_that_raises_gives_back_the_first(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(manager, "acquire", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            harness.begin(T(20), V(9))
+            harness.attempt(T(20), V(9))
     assert manager.num_leases == 0
     harness.run(T(21), V(9))
 
@@ -225,10 +223,10 @@ def test_a_common_length_beyond_the_draft_pages_is_refused():
     """A caller who prepared too few draft pages for what it reports is told so; nothing has changed."""
     harness = EagleHarness(max_tokens=64, page=4)
     request, _ = harness.admit(T(12))
-    harness.prefill(request)
+    harness.prefill()
     coordinator = harness.coordinator
     assert coordinator.prepare_decode_step(request, headroom=DecodingKvHeadroom(8, 0)) is OK
-    assert len(request.inspect().sequences[0].lease.draft_pages) == 4  # 12 and the default headroom of 3
+    assert len(request.inspect().sequences[0].lease.draft_pages) == 4  # 12 and the default headroom of 4
     before = harness.observe(request)
     advances = [ContextCacheSequenceAdvance([7] * 8, 20)]
     for common in (17, 20):
@@ -315,14 +313,15 @@ def test_what_is_written_must_be_writable():
     frozen.flags.writeable = False
     with pytest.raises(ContractError, match="read-only"):
         coordinator.restore_hybrid_mtp_boundary_hidden(request, 0, frozen, 1)
-    harness.finalize(request)
+    harness.compute_prompts()
+    harness.finalize()
     mapping = np.zeros(2, np.int32)
     mapping.flags.writeable = False
     before = harness.observe(request)
     with pytest.raises(ContractError, match="read-only"):
         coordinator.begin_batch_compaction(request, [0, -1], 1, mapping)
     assert harness.observe(request) == before
-    assert harness.compact(request, [0, -1]) is OK
+    harness.keep(0)
     assert coordinator.finish(request) is OK
 
 
@@ -353,12 +352,10 @@ def test_ops_of_the_caller_need_the_ops_and_nothing_else(harness_type):
     """Duck-typed ops work through every operation without the hook by which wrappers name fault points."""
     harness = harness_type(max_batch=2, max_tokens=64, page=8, ops=BareOps(NumpyDeviceOps()))
     request, _ = harness.admit(T(20), V(9))
-    harness.prefill(request)
-    harness.decode(request)
-    assert harness.compact(request, [-1, 0]) is OK
-    if harness_type in (EagleHarness, MtpHarness):
-        harness.common = harness.common[1:]
-    harness.decode(request, completed=[0])
+    harness.prefill()
+    harness.decode()
+    harness.keep(1)
+    harness.decode(completed=[0])
     assert harness.coordinator.finish(request) is OK
     assert harness.coordinator.shutdown() is OK
 
@@ -455,10 +452,10 @@ def test_a_coordinator_checks_what_it_is_built_from(place, value):
     """Each argument of another type is a `DeploymentError` at construction, and the resources stay free for another."""
     harness = Harness(max_tokens=64, page=8)
     assert harness.coordinator.shutdown() is OK
-    resources = {"base_cache": harness.cache, "base_page_table": harness.table}
+    resources = {"base_cache": harness.resources.base_cache, "base_page_table": harness.resources.base_page_table}
     arguments = {
         "config": harness.config,
-        "deployment": harness.make_deployment(),
+        "deployment": harness.deployment,
         "kind": harness.kind,
         "resources": ContextCachePhysicalResources(**resources),
     }
@@ -469,7 +466,7 @@ def test_a_coordinator_checks_what_it_is_built_from(place, value):
     with pytest.raises(DeploymentError):
         ContextCacheCoordinator(*arguments.values(), None)
     with pytest.raises(DeploymentError, match="synchronizer"):
-        ContextCacheCoordinator(harness.config, harness.make_deployment(), harness.kind, harness.resources, None, 5)
+        ContextCacheCoordinator(harness.config, harness.deployment, harness.kind, harness.resources, None, 5)
     harness.coordinator = harness.build()
     harness.run(T(20))
 
@@ -526,6 +523,6 @@ def test_rows_of_an_upload_that_broke_off_are_uploaded_again(harness_type, error
     lease = request.inspect().sequences[0].lease
     assert lease.base_pages.tolist() == pages[: len(lease.base_pages)]
     assert harness.pages_of(0) == lease.base_pages.tolist()
-    if isinstance(harness, EagleHarness):
-        assert harness.draft_pages_of(0) == lease.draft_pages.tolist()
+    if harness.deployment.draft is not None:
+        assert harness.pages_of(0, harness.resources.draft_page_table) == lease.draft_pages.tolist()
     assert harness.coordinator.abandon(request) is OK

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.harness import OK, T, U, V
-from support.spec_harness import EagleHarness, MtpHarness, SharedKvHarness
+from support.harness import OK, EagleHarness, MtpHarness, SharedKvHarness, T, U, V
 
 from ctxcache import (
     ContextCacheBatchAdmission,
@@ -36,12 +35,12 @@ def test_h08_a_frozen_prefill_is_published_after_the_first_verification(harness:
     """Nothing after the prefill, whole blocks after the first completion; every hit gives one block back."""
     h = harness(num_pages=8)
     request, _ = h.admit(T(256))
-    h.prefill(request)
+    h.prefill()
     assert h.records == 0
     assert request.inspect().state is State.DRAFTING
     assert request.inspect().spec_awaiting_first_completion
     assert request.inspect().sequences[0].frozen_spec_prefill_length == 256
-    h.decode(request, accepted=1)
+    h.decode(accepted=[1])
     assert h.records == 1
     (record,) = h.coordinator.manager.records
     assert len(record.base_page_path) == 2
@@ -56,8 +55,8 @@ def test_h08_a_frozen_prefill_is_published_after_the_first_verification(harness:
         lease = request.inspect().sequences[0].lease
         assert int(lease.base_pages[1]) not in cached
         if h.paired:
-            assert int(lease.draft_pages[1]) not in h.cached_draft_pages()
-        h.prefill(request)
+            assert int(lease.draft_pages[1]) not in h.cached_pages("draft_page_path")
+        h.prefill()
         h.coordinator.abandon(request)
     assert h.metrics.spec_full_page_replays == 3
 
@@ -68,7 +67,7 @@ def test_h08_finish_before_any_verification_publishes_once_proven(harness: type[
     for way_out, records in (("finish", 1), ("abandon", 0)):
         h = harness()
         request, _ = h.admit(T(256))
-        h.prefill(request)
+        h.prefill()
         assert getattr(h.coordinator, way_out)(request) is OK
         assert h.sync.calls == 1
         assert h.records == records
@@ -92,14 +91,14 @@ def test_a_lagging_draft_limits_publication_to_the_common_length(harness: type[S
     """Blocks that base and draft do not both have are not published, at completion or at the end."""
     h = harness(page=16, max_tokens=128, num_pages=32)
     request, _ = h.admit(T(40))
-    h.prefill(request)
+    h.prefill()
     for step in range(6):
-        h.decode(request, accepted=2, lag=6, completed=[0] if step == 5 else [])
+        h.decode(accepted=[2], lags=[6], completed=[0] if step == 5 else [])
     assert request.inspect().sequences[0].committed_state_length == 52
     assert request.inspect().sequences[0].common_state_length == 46
     record = list(h.coordinator.manager.records)[-1]
     assert len(record.base_page_path) == 2
-    h.decode(request, accepted=2, lag=0, completed=[0])
+    h.decode(accepted=[2], lags=[0], completed=[0])
     assert len(list(h.coordinator.manager.records)[-1].base_page_path) == 3
     h.coordinator.finish(request)
 
@@ -156,7 +155,7 @@ def test_media_makes_the_whole_speculative_batch_bypass(harness: type[SharedKvHa
     records = h.records
     admission = ContextCacheBatchAdmission(
         [ContextCacheSequenceAdmission(T(257), per_position_media_hash=media), ContextCacheSequenceAdmission(T(257))],
-        execution_mode=h.mode,
+        execution_mode=h.native_mode,
     )
     result = h.coordinator.begin_request(admission, None)
     assert result.admission.prefill_starts == [0, 0]
@@ -202,7 +201,7 @@ def test_wrong_common_lengths_change_nothing(harness: type[SharedKvHarness]) -> 
 def test_shared_kv_takes_the_committed_lengths_for_common_ones() -> None:
     """Without common lengths base and draft agree on everything committed."""
     h = SharedKvHarness(page=16, max_tokens=128)
-    h.given_common = lambda: None
+    h.common_lengths = lambda lengths: None
     assert h.run(T(40), decode=3) == [0]
     assert h.run([*T(40), *[7] * 7, 1, 2]) == [16]
 
@@ -212,19 +211,18 @@ def test_compaction_settles_the_draft_first(harness: type[SharedKvHarness]) -> N
     """One synchronisation proves the initialisation and publishes frozen prefills; then slots move."""
     h = harness(max_batch=3, page=16, max_tokens=128)
     request, _ = h.admit(T(40), U(40), V(40))
-    h.prefill(request)
+    h.prefill()
     seen = h.observe(request)
     with pytest.raises(ContractError):
         h.coordinator.begin_batch_compaction(request, [0, 0, -1], 1, h.mapping)
     assert h.observe(request) == seen
-    assert h.coordinator.begin_batch_compaction(request, [-1, 0, 1], 2, h.mapping) is OK
+    h.begin_compaction([1, 2])
     assert h.sync.calls == 1
     assert h.records == 3
-    assert h.coordinator.compact_batch(request) is OK
+    h.compact()
     assert h.sync.calls == 2
-    h.tokens, h.common = h.tokens[1:], h.common[1:]
-    h.decode(request)
-    h.decode(request, completed=[0, 1])
+    h.decode()
+    h.decode(completed=[0, 1])
     h.coordinator.finish(request)
     assert h.run([*T(40), 1]) == [16]
 
@@ -234,7 +232,7 @@ def test_a_failed_settling_quarantines_and_publishes_nothing(harness: type[Share
     """The synchronisation that would prove the draft fails: POISONED, no record."""
     h = harness(max_batch=2, page=16, max_tokens=128)
     request, _ = h.admit(T(40), U(40))
-    h.prefill(request)
+    h.prefill()
     h.sync.outcomes = [700]
     assert h.coordinator.begin_batch_compaction(request, [-1, 0], 1, h.mapping) is POISONED
     assert h.records == 0
@@ -247,7 +245,7 @@ def test_out_of_capacity_while_drafting_still_publishes_the_prompt_at_finish(har
     """Exhausted before the first verification: in flight, one drain at finish, then the frozen prompt is published."""
     h = harness(page=16, max_tokens=64)
     request, _ = h.admit(T(60), headroom=DecodingKvHeadroom(1, 1))
-    h.prefill(request)
+    h.prefill()
     assert h.coordinator.prepare_decode_step(request, headroom=DecodingKvHeadroom(8, 8)) is FAILED
     assert request.phase is Phase.FINISHING
     assert request.inspect().device_work_pending
@@ -270,7 +268,7 @@ def test_h15_faults_while_both_tables_grow(fault: str) -> None:
     """The error reaches the caller and the earlier draft work still counts as pending; a failed drain quarantines."""
     h = EagleHarness(ops=FaultInjector(NumpyDeviceOps()), page=128, max_tokens=512)
     request, _ = h.admit(T(255), headroom=DecodingKvHeadroom(1, 1))
-    h.prefill(request)
+    h.prefill()
     faults = {
         "first upload raises": Fault("prepare_decode_step.upload_rows"),
         "second upload raises": Fault("prepare_decode_step.upload_rows.draft"),
@@ -279,7 +277,10 @@ def test_h15_faults_while_both_tables_grow(fault: str) -> None:
     h.ops.plan = FaultPlan(faults[fault])
     if fault == "the next synchronise fails":
         assert h.coordinator.prepare_decode_step(request, headroom=DecodingKvHeadroom(4, 2)) is OK
-        assert [len(request.inspect().sequences[0].lease.base_pages), len(h.draft_pages_of(0))] == [3, 3]
+        assert [
+            len(request.inspect().sequences[0].lease.base_pages),
+            len(h.pages_of(0, h.resources.draft_page_table)),
+        ] == [3, 3]
         assert request.close() is POISONED
         assert h.coordinator.manager.num_leases == 1
         assert h.records == 0
@@ -298,7 +299,7 @@ def test_paired_growth_is_atomic() -> None:
     """Without room for the draft pages the base does not grow either."""
     h = EagleHarness(page=16, max_tokens=128, num_pages=16, num_draft_pages=8)
     request, _ = h.admit(T(100))
-    h.prefill(request)
+    h.prefill()
     before = (h.free, h.free_draft)
     assert h.coordinator.can_prepare_decode_step(request, headroom=DecodingKvHeadroom(13, 29)).tolist() == [False]
     assert h.coordinator.can_prepare_decode_step(request, headroom=DecodingKvHeadroom(13, 13)).tolist() == [True]
@@ -306,7 +307,7 @@ def test_paired_growth_is_atomic() -> None:
     h.coordinator.finish(request)
     h = EagleHarness(page=16, max_tokens=128, num_pages=16, num_draft_pages=8, max_batch=2)
     request, _ = h.admit(T(50), U(50))
-    h.prefill(request)
+    h.prefill()
     before = (h.free, h.free_draft)
     assert h.coordinator.prepare_decode_step(request, headroom=DecodingKvHeadroom(20, 20)) is FAILED
     assert (h.free, h.free_draft) == before
@@ -333,7 +334,7 @@ def test_an_mtp_endpoint_serves_longer_inputs(length: int) -> None:
     assert len(record.base_page_path) == len(record.draft_page_path) == (length - 1) // 16
     assert record.partial_kv_snapshot_slot is not None
     calls = h.sync.calls
-    h.fill_state(0x44)
+    h.spoil_states()
     assert h.run([*T(length), 77, 78], decode=3) == [length]
     assert h.run(T(50), decode=1) == [length]
     assert h.begin_only(T(length)) == [0]

@@ -23,8 +23,9 @@ from ctxcache.request.batch import Batch
 from ctxcache.request.owner import Custody
 from ctxcache.testing import Fault, FaultMode, FaultPlan
 from ctxcache.testing.fault_runs import Chain, FaultRun, Touches, faults_at, pair_faults, survey
-from ctxcache.testing.runtime.runtime import FakeRuntime, RequestEnded
+from ctxcache.testing.runtime.runtime import FakeRuntime
 from ctxcache.testing.runtime.scripts import SCRIPT, run_request, run_script
+from ctxcache.testing.runtime.steps import RequestEnded
 from ctxcache.testing.sweep import RunOutcome, SweepResult, aftermath, replay, run_with, sweep
 
 KINDS = pytest.mark.parametrize("kind", tuple(Kind), ids=lambda kind: kind.value)
@@ -220,7 +221,7 @@ def test_a_runtime_gives_up_on_a_device_that_never_recovers() -> None:
     def poisoned(runtime: FakeRuntime) -> None:
         runtime.begin([[1, 2, 3]])
         runtime.prepare()
-        runtime.outcomes = [700]
+        runtime.sync.outcomes = [700]
         runtime.abandon()
 
     assert not run_request(runtime, poisoned, heard)
