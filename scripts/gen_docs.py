@@ -264,7 +264,11 @@ SCENARIOS = {
     27: "illegal edges, and back doors of the machine",
 }
 
-SCENARIO_FILES = {21: ("test_compaction_maps.py",), 24: ("test_streams.py",), 25: ("test_staging.py",)}
+SCENARIO_FILES = {
+    21: ("device/test_compaction_maps.py",),
+    24: ("device/test_streams.py",),
+    25: ("device/test_staging.py",),
+}
 """Whole files that belong to a scenario beside the tests that carry its number."""
 
 SCENARIO_TEST = re.compile(r"^(?:def|    def) (?P<name>test_h(?P<number>\d\d)[a-z0-9_]*)", re.MULTILINE)
@@ -273,9 +277,10 @@ SCENARIO_TEST = re.compile(r"^(?:def|    def) (?P<name>test_h(?P<number>\d\d)[a-
 def scenarios_page() -> str:
     """Make docs/scenarios.md. A scenario without a test is an error."""
     tests: dict[int, list[str]] = {number: [] for number in SCENARIOS}
-    for path in sorted((ROOT / "tests").glob("test_*.py")):
+    folder = ROOT / "tests"
+    for path in sorted(folder.rglob("test_*.py")):
         for found in SCENARIO_TEST.finditer(path.read_text(encoding="utf-8")):
-            tests[int(found["number"])].append(f"`{path.name}::{found['name']}`")
+            tests[int(found["number"])].append(f"`{path.relative_to(folder)}::{found['name']}`")
     for number, names in SCENARIO_FILES.items():
         tests[number] += [f"`{name}` (whole)" for name in names]
     untested = [number for number, names in tests.items() if not names]

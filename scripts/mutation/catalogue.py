@@ -53,7 +53,7 @@ MUTANTS: tuple[Mutant, ...] = (
         '_enqueue("compact_draft_slots", "compact_slot_state", PAIRED_KINDS, "draft"),\n    _PROVE,\n',
         '_enqueue("compact_draft_slots", "compact_slot_state", PAIRED_KINDS, "draft"),\n    # no proof\n',
         excuse="no page is at risk: the step before was waited for, a draft's initialisation is proven before the mapping is "
-        "uploaded, and rows and slots move in stream order; tests/request/test_coordinator.py counts the synchronisation",
+        "uploaded, and rows and slots move in stream order; tests/request/test_steps.py counts the synchronisation",
     ),
     Mutant(
         "an MTP boundary is published unproven",

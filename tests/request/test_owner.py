@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.device import in_another_thread
-from support.harness import OK, Harness, Script, T
+from support.harness import OK, Script, T, small
 
 from ctxcache import (
     ContextCacheBatchAdmission,
@@ -29,10 +29,6 @@ from ctxcache.device.streams import PER_THREAD_DEFAULT_STREAM
 from ctxcache.fsm import State
 from ctxcache.request.lifetime import end_of_life
 from ctxcache.testing import Fault, FaultInjector, FaultPlan
-
-
-def small(**options: Any) -> Harness:
-    return Harness(**{"page": 16, "max_tokens": 64, **options})
 
 
 def interrupt_next_call(target: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -26,14 +25,9 @@ from ctxcache.testing.runtime.deployments import HASH_KEY, Sizes
 from ctxcache.testing.runtime.steps import RequestEnded, Runtime
 from ctxcache.testing.runtime.synchronizer import ScriptedSynchronizer as Script
 
-__all__ = ["HASH_KEY", "OK", "Harness", "RequestEnded", "Script", "T", "U", "V", "shown"]
+__all__ = ["HASH_KEY", "OK", "Harness", "RequestEnded", "Script", "T", "U", "V", "small"]
 
 OK = ContextCacheCoordinatorStatus.OK
-
-
-def shown(value: object) -> str:
-    """What a test is called by a value: its repr without addresses, which differ from process to process."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def T(n: int) -> list[int]:  # noqa: N802 - the scenarios' own name
@@ -213,6 +207,11 @@ class Harness(Runtime):
                 seen += [s.token_ids.tolist(), s.committed_state_length, s.published_full_block_count]
                 seen.append(s.lease.base_pages.tolist())
         return seen
+
+
+def small(**options: object) -> Harness:
+    """A harness with pages of 16 tokens and rows of 4 pages."""
+    return Harness(**{"page": 16, "max_tokens": 64, **options})
 
 
 class PureRecurrentHarness(Harness):
