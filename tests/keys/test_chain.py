@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.keys import KEY, M1, NONE, PATIENT, exact_key_of, golden_keys, keys_of, run_of, sequences
+from support.keys import KEY, M1, NONE, exact_key_of, golden_keys, keys_of, run_of, sequences
 from support.siphash_twin import twin_keys
 
 from ctxcache.errors import ContractError
@@ -17,7 +17,6 @@ from ctxcache.keys.tokens import INT32_MAX, INT32_MIN, as_media_array, as_token_
 # --- The keys are what the module says --------------------------------------------------------------------------------
 
 
-@PATIENT
 @given(sequence=sequences(), key=st.binary(min_size=16, max_size=16))
 def test_keys_equal_their_definition(sequence, key):
     """Full and exact keys equal the plain-Python twin's, for odd page sizes, any identity, and media anywhere."""
@@ -59,7 +58,6 @@ def test_golden_vectors():
 # --- Extending ---------------------------------------------------------------------------------------------------------
 
 
-@PATIENT
 @given(sequence=sequences(min_size=1), cuts=st.lists(st.integers(0, 70), max_size=5))
 def test_extending_equals_hashing_at_once(sequence, cuts):
     """However a sequence is cut into turns, its keys are those of one call, and all exact lengths stay answerable."""

@@ -182,7 +182,7 @@ def test_arrays_that_were_not_prepared_are_refused():
     np.testing.assert_array_equal(keys.full_block_keys, hash_full_blocks(tokens, 2, key=KEY))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(sequence=sequences())
 def test_the_same_input_gives_the_same_keys(sequence):
     """Hashing has no hidden state: a second call, and a copy of the arguments, give the same keys."""

@@ -20,7 +20,6 @@ from support.keys import (
     M2,
     M3,
     NONE,
-    PATIENT,
     TOKENS,
     exact_key_of,
     golden_keys,
@@ -36,7 +35,6 @@ from ctxcache.keys.siphash import hash_blocks, initial_state
 from ctxcache.keys.tokens import INT32_MAX, INT32_MIN
 
 
-@PATIENT
 @given(sequence=sequences(min_size=1), data=st.data())
 def test_a_changed_position_changes_every_key_from_there_on(sequence, data):
     """A single token, or a single media digest, changes its block's key, all later ones, and none before."""
@@ -57,7 +55,6 @@ def test_a_changed_position_changes_every_key_from_there_on(sequence, data):
     )
 
 
-@PATIENT
 @given(sequence=sequences(min_size=1), data=st.data())
 def test_a_changed_identity_changes_every_key(sequence, data):
     """Any one field of the extras, the page size, or the secret changes all keys, the exact one included."""
@@ -191,6 +188,7 @@ def first_block_keys(tokens, initials, running, keys):
         )
 
 
+@pytest.mark.sampled(keep=1)
 def test_h05g_a_million_random_blocks():
     """H05 (g): 10**6 random blocks have 10**6 keys, and each half of the key alone tells them apart too."""
     tokens = np.random.default_rng(5).integers(INT32_MIN, INT32_MAX, (1_000_000, 4), dtype=np.int32)

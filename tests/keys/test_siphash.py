@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.keys import KEY, PATIENT
+from support.keys import KEY
 from support.siphash_twin import siphash_2_4_128
 
 from ctxcache.keys.siphash import hash_bytes, initial_state
@@ -30,7 +30,6 @@ def test_the_twin_is_siphash_2_4_128(length):
     assert siphash_2_4_128(KEY, bytes(range(length))).hex() == PUBLISHED[length]
 
 
-@PATIENT
 @given(key=st.binary(min_size=16, max_size=16), message=st.binary(max_size=300))
 def test_the_compiled_hash_of_bytes_is_siphash(key, message):
     """Compiled SipHash equals the plain one for every key and every length, those beyond 255 bytes included."""

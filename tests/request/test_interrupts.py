@@ -259,6 +259,7 @@ def state_of(runtime: FakeRuntime) -> State | None:
     return None if runtime.handle is None else runtime.handle.inspect().state
 
 
+@pytest.mark.sampled(keep=1 / 2)
 @pytest.mark.parametrize(
     ("kind", "operation"),
     [(Kind.VANILLA, operation) for operation in LIFE if operation not in OF_OTHER_KINDS]

@@ -317,6 +317,7 @@ needs_model = pytest.mark.skipif(model_path() is None, reason="the model wheel l
 
 
 @needs_model
+@pytest.mark.sampled(keep=1 / 4)
 @pytest.mark.timeout(900)  # the real model's prefills take seconds each on an idle machine, many more on a busy one
 def test_the_real_model_answers_the_same(tmp_path: Path) -> None:
     """The main job with two turns: it exits with 0, its answers are right, and the diagram is written."""

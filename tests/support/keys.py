@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from ctxcache.ids import Hash128
@@ -12,7 +11,6 @@ from ctxcache.keys.tokens import INT32_MAX, INT32_MIN
 
 KEY = bytes(range(16))
 NONE = Hash128(0, 0)
-PATIENT = settings(deadline=None)  # the first call of a kind of array may compile
 M1, M2, M3 = (hash_opaque_identity(name) for name in ("picture 1", "picture 2", "picture 3"))
 
 
