@@ -74,8 +74,8 @@ class Harness(Runtime):
         return 7
 
     def enqueue(self, work: Any, uses: Sequence[Use]) -> None:
-        """Work at once, and fail where it finds something wrong."""
-        work()
+        """Work at once, and fail where that finds something wrong."""
+        super().enqueue(work, uses)
         assert self.violations == [], self.violations
 
     @property
