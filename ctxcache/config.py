@@ -6,13 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ctxcache.arguments import INT32_LIMIT, as_integer
 from ctxcache.errors import DeploymentError
 from ctxcache.ids import ContextCacheDeploymentKind, ContextCacheExecutionMode, LayerType, SpecDecodeMode
 
 HASH_KEY_BYTES = 16
-
-_SIZE_LIMIT = 1 << 31
-"""Sizes and counts stay below this: pages, tokens and slots are numbered by int32."""
 
 DTYPE_BYTES: dict[str, int] = {
     "float64": 8,
@@ -35,8 +33,8 @@ class AttentionLayerConfig:
     head_dim: int
 
     def __post_init__(self) -> None:
-        _check_at_least("AttentionLayerConfig.num_kv_heads", self.num_kv_heads, 1)
-        _check_at_least("AttentionLayerConfig.head_dim", self.head_dim, 1)
+        _set_integer(self, "num_kv_heads", 1)
+        _set_integer(self, "head_dim", 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ class RecurrentStateConfig:
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "head_dim", "state_size", "conv_dim", "conv_kernel"):
-            _check_at_least(f"RecurrentStateConfig.{name}", getattr(self, name), 1)
+            _set_integer(self, name, 1)
         _check_dtype("RecurrentStateConfig.dtype", self.dtype)
         _check_dtype("RecurrentStateConfig.conv_dtype", self.conv_dtype)
 
@@ -71,7 +69,7 @@ class EngineConfig:
         recurrent: the state of the recurrent layers; `None` exactly when there are none.
         kv_dtype: dtype of keys and values, a key of `DTYPE_BYTES`.
         max_batch_size: sequences in the largest batch.
-        max_sequence_length: tokens in the longest sequence, lookahead included.
+        max_sequence_length: tokens in the longest sequence, the sampled one included.
         num_pages: physical pages of the pool. 0 takes one full row of pages per sequence of the largest
             batch; the field then holds that number.
         tokens_per_page: tokens in one page, the same for every attention layer.
@@ -97,13 +95,16 @@ class EngineConfig:
         _check_dtype("EngineConfig.kv_dtype", self.kv_dtype)
         _check_dtype("EngineConfig.hidden_dtype", self.hidden_dtype)
         for name in ("max_batch_size", "max_sequence_length", "tokens_per_page"):
-            _check_at_least(f"EngineConfig.{name}", getattr(self, name), 1)
-        _check_at_least("EngineConfig.num_pages", self.num_pages, 0)
-        _check_at_least("EngineConfig.hidden_size", self.hidden_size, 0)
+            _set_integer(self, name, 1)
+        _set_integer(self, "num_pages", 0)
+        _set_integer(self, "hidden_size", 0)
         if self.num_pages == 0 and self.attention:
             object.__setattr__(self, "num_pages", self.max_batch_size * self.pages_per_sequence)
-            _check_at_least(
-                "EngineConfig.num_pages, by default max_batch_size * pages_per_sequence,", self.num_pages, 1
+            as_integer(
+                "EngineConfig.num_pages, by default max_batch_size * pages_per_sequence,",
+                self.num_pages,
+                1,
+                error=DeploymentError,
             )
 
     def _check_layers(self) -> None:
@@ -162,7 +163,7 @@ class SpecDecodeConfig:
         if not isinstance(self.mode, SpecDecodeMode):
             raise DeploymentError(f"SpecDecodeConfig.mode is {self.mode!r}; use a SpecDecodeMode member")
         for name in ("drafting_top_k", "drafting_step", "verify_size"):
-            _check_at_least(f"SpecDecodeConfig.{name}", getattr(self, name), 1)
+            _set_integer(self, name, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +207,9 @@ class ContextCacheConfig:
     page_sanitizer: bool = False
 
     def __post_init__(self) -> None:
-        _check_at_least("ContextCacheConfig.max_records", self.max_records, 0)
+        _set_integer(self, "max_records", 0)
         for name in ("recurrent_snapshot_pool_bytes", "partial_kv_snapshot_pool_bytes"):
-            _check_at_least(f"ContextCacheConfig.{name}", getattr(self, name), 0, limit=None)
+            _set_integer(self, name, 0, 1 << 63)
         for name in ("enabled", "page_sanitizer"):
             _check_type(f"ContextCacheConfig.{name}", getattr(self, name), bool)
         _check_type("ContextCacheConfig.hash_key", self.hash_key, (bytes, bytearray), optional=True)
@@ -291,11 +292,11 @@ def _wrong_base(mode: SpecDecodeMode, base: EngineConfig, wanted: str) -> str:
     )
 
 
-def _check_at_least(name: str, value: int, least: int, *, limit: int | None = _SIZE_LIMIT) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise DeploymentError(f"{name} is {value!r}; it must be an integer of at least {least}")
-    if limit is not None and value >= limit:
-        raise DeploymentError(f"{name} is {value}; it must be below {limit}, what int32 can number")
+def _set_integer(config: object, field: str, least: int, limit: int = INT32_LIMIT) -> None:
+    """Check a number of a configuration under construction, and keep it as an `int`."""
+    name = f"{type(config).__name__}.{field}"
+    value = as_integer(name, getattr(config, field), least, limit, error=DeploymentError)
+    object.__setattr__(config, field, value)
 
 
 def _as_tuple(name: str, values: Iterable[Any]) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""The coordinator: the life of a request, told in order.
+"""The coordinator: the life of a request, told in order, and around it the life of the coordinator itself.
 
 Every operation reads the same way. Decide: check the arguments against the batch, in a state that the lifecycle allows.
 Act and confirm: fire one transition, whose hooks touch the device. Commit: move host state, once the device confirmed.
@@ -6,16 +6,29 @@ Act and confirm: fire one transition, whose hooks touch the device. Commit: move
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.config import EXECUTION_MODES
+from ctxcache.arguments import as_integer
+from ctxcache.config import ContextCacheConfig, DeploymentConfig
+from ctxcache.device.arrays import check_int32_target, check_writable, view_array
+from ctxcache.device.ops import DeviceOps, HiddenRow, StreamSynchronizer
+from ctxcache.device.resources import ContextCachePhysicalResources, check_devices, check_successor
+from ctxcache.device.snapshots import check_hidden_row
+from ctxcache.device.streams import same_stream
+from ctxcache.errors import ContractError
 from ctxcache.fsm import is_declared, require_declared
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
-from ctxcache.mtp import HybridMtpOperations
+from ctxcache.ids import ContextCacheDeploymentKind, ResourceType
+from ctxcache.keys.chain import KeyHasher
+from ctxcache.manager.manager import ContextCacheManager
+from ctxcache.metrics import ContextCacheMetrics, CoordinatorCounters
 from ctxcache.request.admission import (
     ContextCacheBatchAdmission,
     ContextCacheBatchAdvance,
@@ -23,26 +36,19 @@ from ctxcache.request.admission import (
     DecodingKvHeadroom,
 )
 from ctxcache.request.batch import Batch
-from ctxcache.request.execution_modes import STEP_RULES, default_headroom
+from ctxcache.request.device_binding import bind_device
+from ctxcache.request.explain import IdentityMemory, MatchExplanation, explain_match
 from ctxcache.request.handle import AdmissionResult, BeginRequestResult, RequestHandle
-from ctxcache.request.lookup import Acquisition, check_working_set
-from ctxcache.request.owner import serialised
+from ctxcache.request.lookup import Acquirer
+from ctxcache.request.owner import Custody, close, end_of_life, serialised
+from ctxcache.request.page_sanitizer import NoSanitizer, PageSanitizer
 from ctxcache.request.publication_policy import choose_publication
-from ctxcache.request.request import PendingCompaction, Request
-from ctxcache.request.validation import (
-    SequenceIntake,
-    check_device_mapping,
-    read_admission,
-    read_advances,
-    read_common_lengths,
-    read_headroom,
-    read_mapping,
-    read_slots,
-)
+from ctxcache.request.request import BoundaryCopy, PendingCompaction, Request
+from ctxcache.request.validation import AdmissionRules, CheckedAdmission, read_mapping
 from ctxcache.session import CoordinatorSession
 
 
-class ContextCacheCoordinator(HybridMtpOperations):
+class ContextCacheCoordinator:
     """Owns the host and device lifecycle of one request at a time around the manager. Has no thread of its own.
 
     Operations are serialised: a second thread waits. A call from inside a hook, a synchroniser or a callback of the same
@@ -66,6 +72,55 @@ class ContextCacheCoordinator(HybridMtpOperations):
         ContractError: a resource belongs to another live coordinator.
     """
 
+    def __init__(
+        self,
+        config: ContextCacheConfig,
+        deployment: DeploymentConfig,
+        deployment_kind: ContextCacheDeploymentKind,
+        resources: ContextCachePhysicalResources,
+        stream: Any,
+        synchronizer: StreamSynchronizer | None = None,
+        *,
+        device_ops: DeviceOps | None = None,
+    ) -> None:
+        self._kind = deployment_kind
+        self._counters = CoordinatorCounters()
+        binding = bind_device(
+            config, deployment, deployment_kind, resources, stream, synchronizer, device_ops, self._counters
+        )
+        self._binding = binding
+        self._tokens_per_page = tokens_per_page = deployment.base.tokens_per_page
+        self._rules = AdmissionRules(
+            deployment,
+            deployment_kind,
+            enabled=config.enabled,
+            max_batch_size=binding.max_batch_size,
+            row_pages=binding.row_pages,
+            draft_row_pages=binding.draft_row_pages,
+        )
+        self._manager = ContextCacheManager(
+            tokens_per_page=tokens_per_page,
+            num_base_pages=binding.num_base_pages,
+            num_draft_pages=binding.num_draft_pages,
+            num_recurrent_snapshots=binding.num_recurrent_snapshots,
+            num_partial_kv_snapshots=binding.num_partial_kv_snapshots,
+            max_records=config.max_records,
+            kind=deployment_kind,
+        )
+        hasher = KeyHasher(tokens_per_page, config.hash_key)
+        self._identities = IdentityMemory(hasher, tokens_per_page)
+        self._acquirer = Acquirer(
+            self._manager, hasher, self._counters, has_checkpoints=binding.link.storage is not None
+        )
+        self._custody = Custody(self._manager, binding.link)
+        self._sanitizer = NoSanitizer()
+        if config.page_sanitizer and binding.num_base_pages:
+            self._sanitizer = PageSanitizer(self._custody, self._manager, binding.link, tokens_per_page)
+        binding.bind(self._custody)
+        weakref.finalize(self, end_of_life, self._custody, resources)
+
+    # The life of a request
+
     @serialised
     def begin_request(
         self, admission: ContextCacheBatchAdmission, stream: Any, *, headroom: DecodingKvHeadroom | None = None
@@ -85,48 +140,28 @@ class ContextCacheCoordinator(HybridMtpOperations):
             ContractError: a bad argument, or the coordinator is shut down. Nothing has changed.
         """
         self._require_own_stream(stream)
-        intakes = read_admission(admission, self._binding.max_batch_size, EXECUTION_MODES[self._kind])
-        extra = read_headroom(headroom, default_headroom(self._deployment, admission.execution_mode))
-        check_working_set(
-            intakes,
-            extra,
-            self._tokens_per_page,
-            self._binding.row_pages,
-            self._binding.draft_row_pages if STEP_RULES[admission.execution_mode].paired else 0,
-        )
+        checked = self._rules.read(admission, headroom)
         self._custody.reap()
         refusal = self._custody.refusal()
-        if refusal is not None:
-            return BeginRequestResult(refusal)
-        return self._admit(admission, intakes, extra)
+        return self._admit(checked) if refusal is None else BeginRequestResult(refusal)
 
-    def _admit(
-        self, admission: ContextCacheBatchAdmission, intakes: list[SequenceIntake], headroom: DecodingKvHeadroom
-    ) -> BeginRequestResult:
-        lookup_policy = self._lookup_policy(admission, intakes)
-        acquisition = Acquisition()
+    def _admit(self, admission: CheckedAdmission) -> BeginRequestResult:
         try:
-            if not self._acquirer.acquire(acquisition, admission, intakes, headroom, lookup_policy):
+            acquisition = self._acquirer.acquire(admission)
+            if acquisition is None:
                 return BeginRequestResult(Status.REQUEST_FAILED)
             batch = Batch(
+                admission,
                 acquisition.sequences,
-                execution_mode=admission.execution_mode,
-                lookup_policy=lookup_policy,
-                commit_policy=admission.commit_policy,
                 max_tokens=self._binding.row_pages * self._tokens_per_page,
-                headroom=headroom,
                 tokens_per_page=self._tokens_per_page,
             )
             policy = choose_publication(self._kind, admission.execution_mode, publishes=batch.publishes)
-            request = Request(
-                batch,
-                policy(self._manager, self._tokens_per_page, self._counters, self._identities),
-                self._binding.link,
-            )
-            result = BeginRequestResult(
-                Status.OK, AdmissionResult(RequestHandle(self, request), batch.reuse_lengths.tolist())
-            )
-            self._acquirer.count(acquisition, lookup_policy)
+            publication = policy(self._manager, self._tokens_per_page, self._counters, self._identities)
+            request = Request(batch, publication, self._binding.link)
+            handle = RequestHandle(self, self._custody, request)
+            result = BeginRequestResult(Status.OK, AdmissionResult(handle, batch.reuse_lengths.tolist()))
+            self._acquirer.count(acquisition, bypass=admission.bypass)
             self._custody.active = request
         except BaseException:  # out of host memory, or interrupted: nobody holds a handle, so nobody else can release
             self._custody.active = None
@@ -184,7 +219,7 @@ class ContextCacheCoordinator(HybridMtpOperations):
 
         Args:
             request: a request whose prefill has been prepared.
-            advances: one a sequence: exactly one accepted token, the lookahead, and the whole prompt committed.
+            advances: one a sequence: exactly one accepted token, the sampled one, and the whole prompt committed.
             common_state_lengths: one a sequence, equal to the committed length: required for EAGLE, optional for shared
                 KV, refused otherwise.
 
@@ -193,17 +228,14 @@ class ContextCacheCoordinator(HybridMtpOperations):
         """
         live = self._live(request, "finalize_prefill")
         batch = live.batch
-        checked = read_advances(advances, batch.size)
-        batch.check_prefill(checked)
-        common = read_common_lengths(common_state_lengths, batch.rules.common_lengths, checked.committed)
-        batch.check_prefill_common(common)
+        report = batch.read_prefill(advances, common_state_lengths)
         if not batch.rules.drafts:
             status = self._sanitizer.sum_slots(live, "sum_prompts", range(batch.size), batch.num_tokens)
             if status is not Status.OK:
                 return status
         status = self._custody.fire(live, "finalize_prefill")
         with self._custody.committing(live):
-            batch.advance(checked, common)
+            batch.advance(report)
             live.publication.publish_prefill(batch)
         return status
 
@@ -224,7 +256,7 @@ class ContextCacheCoordinator(HybridMtpOperations):
         """
         live = self._live(request, "prepare_decode")
         batch = live.batch
-        extra = read_headroom(headroom, default_headroom(self._deployment, batch.execution_mode))
+        extra = self._rules.read_headroom(headroom, batch.execution_mode)
         targets = self._binding.page_targets(batch, extra)
         with self._custody.committing(live):
             growth = self._manager.grow_leases(batch.lease_rows, *targets.pages) if targets.all_fit else None
@@ -249,7 +281,7 @@ class ContextCacheCoordinator(HybridMtpOperations):
             ContractError: as for `prepare_decode_step`.
         """
         batch = self._live(request, "prepare_decode").batch
-        extra = read_headroom(headroom, default_headroom(self._deployment, batch.execution_mode))
+        extra = self._rules.read_headroom(headroom, batch.execution_mode)
         targets = self._binding.page_targets(batch, extra)
         return self._manager.can_grow_leases(batch.lease_rows, *targets.pages) & targets.fit
 
@@ -280,27 +312,21 @@ class ContextCacheCoordinator(HybridMtpOperations):
         """
         live = self._live(request, "complete_decode")
         batch = live.batch
-        checked = read_advances(advances, batch.size)
-        batch.check_decode(checked)
-        common = read_common_lengths(common_state_lengths, batch.rules.common_lengths, checked.committed)
-        batch.check_common(common, checked.committed)
-        completed = read_slots("publishable_completed_slots", publishable_completed_slots, batch.size)
-        keeps = completed.size > 0 and batch.publishes_generated
-        status = self._sanitizer.sum_step(live, completed if keeps else completed[:0], checked.committed)
+        report = batch.read_decode(advances, publishable_completed_slots, common_state_lengths)
+        status = self._sanitizer.sum_step(live, report.kept, report.committed)
         if status is not Status.OK:
             return status
         with self._custody.committing(live):
-            live.captures = live.publication.stage_decode(batch, completed, checked.committed) if keeps else None
+            live.captures = live.publication.stage_decode(batch, report.kept, report.committed)
         self._counters.hybrid_capture_synchronizations += live.captures is not None
         status = self._custody.fire(live, "complete_decode")
         live.captures = None
         if status is not Status.OK:
             return status
         with self._custody.committing(live):
-            batch.advance(checked, common)
+            batch.advance(report)
             live.publication.publish_frozen(batch)
-            if keeps:
-                live.publication.publish_decode(batch, completed)
+            live.publication.publish_decode(batch, report.kept)
         return status
 
     @serialised
@@ -332,8 +358,8 @@ class ContextCacheCoordinator(HybridMtpOperations):
         unsettled = is_declared(live, "settle_draft")
         if not unsettled:
             require_declared(live, "begin_compaction")
-        mapping = read_mapping(old_to_new, new_batch_size, live.batch.size)
-        check_device_mapping(device_batch_mapping, live.batch.size, self._binding.home)
+        mapping, survivors = read_mapping(old_to_new, new_batch_size, live.batch.size)
+        check_int32_target("device_batch_mapping", device_batch_mapping, live.batch.size, self._binding.home)
         if unsettled:
             status = self._sanitizer.sum_frozen(live, "sum_settled")
             if status is Status.OK:
@@ -342,7 +368,7 @@ class ContextCacheCoordinator(HybridMtpOperations):
                 return status
             with self._custody.committing(live):
                 live.publication.publish_frozen(live.batch)
-        live.compaction = PendingCompaction(mapping, int(new_batch_size), device_batch_mapping)
+        live.compaction = PendingCompaction(mapping, survivors, device_batch_mapping)
         return self._custody.fire(live, "begin_compaction")
 
     @serialised
@@ -368,6 +394,100 @@ class ContextCacheCoordinator(HybridMtpOperations):
             live.batch.compact(compaction.mapping)
             live.compaction = None
         return status
+
+    # Hybrid models with MTP alone: the draft's input at a boundary folds in the base's hidden row there
+
+    @serialised
+    def publish_hybrid_mtp_endpoint(
+        self,
+        request: RequestHandle,
+        slot: int,
+        resident_state_length: int,
+        base_hidden_states: Any,
+        boundary_hidden_row: int,
+    ) -> Status:
+        """Capture and publish the state that a running prefill has reached in one sequence. Synchronises once.
+
+        Captures recurrent state, the paired boundary pages and the hidden row. The prefill stays in flight. Nothing
+        happens for a bypass, an empty prefix (length 0), a length that this sequence has published, or under pressure.
+
+        Args:
+            request: a request whose prefill is under way, in mode `MTP`.
+            slot: the sequence.
+            resident_state_length: leading tokens of it whose state has been enqueued, at most the prompt.
+            base_hidden_states: device array `[batch, rows, hidden_size]` of the base's `hidden_dtype`. Borrowed for the
+                call.
+            boundary_hidden_row: its row (axis 1) for the last of those tokens.
+
+        Returns:
+            `OK`; `POISONED` when the synchronisation failed.
+
+        Raises:
+            ContractError: another deployment kind or phase, an index out of range, an array of another shape. Nothing
+                has changed.
+            DeviceError: as for `prepare_prefill`.
+        """
+        live = self._live(request, "publish_boundary")
+        row = self._hidden_row(live, slot, base_hidden_states, boundary_hidden_row)
+        batch = live.batch
+        length = as_integer("resident_state_length", resident_state_length, 0, int(batch.num_tokens[slot]) + 1)
+        if length == 0:
+            return Status.OK
+        status = self._sanitizer.sum_slots(live, "sum_boundary", (slot,), np.full(batch.size, length, np.int32))
+        if status is not Status.OK:
+            return status
+        with self._custody.committing(live):
+            live.captures = live.publication.stage_boundary(batch, slot, length)
+        if live.captures is None:
+            return Status.OK
+        live.boundary = BoundaryCopy(int(live.captures.recurrent_snapshot_slots[0]), row)
+        status = self._custody.fire(live, "publish_boundary")
+        live.captures = live.boundary = None
+        if status is Status.OK:
+            with self._custody.committing(live):
+                live.publication.publish_boundary(batch, slot)
+        return status
+
+    @serialised
+    def restore_hybrid_mtp_boundary_hidden(
+        self, request: RequestHandle, slot: int, base_hidden_states: Any, destination_row: int
+    ) -> Status:
+        """Copy the hidden row of the checkpoint that a sequence was restored from to where the runtime folds it in.
+
+        Enqueues only; no synchronisation.
+
+        Args:
+            request: a request whose prefill is under way, in mode `MTP`.
+            slot: a sequence that hit a checkpoint.
+            base_hidden_states: device array `[batch, rows, hidden_size]` of the base's `hidden_dtype`. Borrowed until the
+                next synchronisation.
+            destination_row: the row (axis 1) to write.
+
+        Raises:
+            ContractError: another deployment kind or phase, an index out of range, an array of another shape, or a
+                sequence that started cold. Nothing has changed.
+            DeviceError: as for `prepare_prefill`.
+        """
+        live = self._live(request, "restore_boundary")
+        row = self._hidden_row(live, slot, base_hidden_states, destination_row)
+        check_writable("base_hidden_states", view_array(base_hidden_states))
+        snapshot_slot = live.batch.leases[slot].recurrent_snapshot_slot
+        if snapshot_slot is None:
+            raise ContractError(f"slot {slot} started cold, so no hidden row was saved for it; compute it instead")
+        live.boundary = BoundaryCopy(snapshot_slot, row)
+        status = self._custody.fire(live, "restore_boundary")
+        live.boundary = None
+        return status
+
+    def _hidden_row(self, live: Request, slot: int, hidden_states: Any, row: int) -> HiddenRow:
+        storage = self._binding.link.storage
+        if storage is None or storage.hidden_rows is None:
+            raise ContractError(f"a {self._kind.name} deployment saves no hidden rows; only HYBRID_MTP does")
+        slot = as_integer("slot", slot, 0, live.batch.size)
+        rows = check_hidden_row(storage, 0, HiddenRow(hidden_states, slot, 0)).shape[1]
+        return HiddenRow(hidden_states, slot, as_integer("the hidden row", row, 0, rows))
+
+    # The end of a request
 
     @serialised
     def finish(self, request: RequestHandle) -> Status:
@@ -407,3 +527,154 @@ class ContextCacheCoordinator(HybridMtpOperations):
     def session(self, token_lists: Sequence[Any], **admission_options: Any) -> CoordinatorSession:
         """Return a session over one request, for `with`: see `ctxcache.session.CoordinatorSession`."""
         return CoordinatorSession(self, token_lists, **admission_options)
+
+    # The whole cache
+
+    @serialised
+    def shutdown(self) -> Status:
+        """Stop admitting, and end a quarantine by proving the device idle. Idempotent; published records stay.
+
+        Returns:
+            `OK`; `POISONED` when the drain failed again and the quarantine is kept; `REQUEST_FAILED` while a request is
+            active.
+        """
+        status = self._custody.shutdown()
+        if status is Status.OK:
+            self._binding.unbind(self._custody)
+        return status
+
+    @serialised
+    def recover(self) -> Status:
+        """Reopen admission after a poisoning that `shutdown()` has ended with `OK`.
+
+        The caller states with this call that the CUDA context is healthy; after a sticky error it is not.
+
+        Returns:
+            `OK`; there is no other outcome than that and an exception.
+
+        Raises:
+            ContractError: there was no poisoning, `shutdown()` has not returned `OK` since, or a resource has been bound to
+                another coordinator meanwhile.
+            InvariantError: the manager's state is damaged; the coordinator stays shut.
+        """
+        self._custody.require_recoverable()
+        self._binding.bind(self._custody)
+        self._binding.distrust_device_rows()
+        self._custody.recover()
+        return Status.OK
+
+    @serialised
+    def clear(self) -> None:
+        """Evict every record and forget every key: weights were reloaded, an adapter replaced under its name.
+
+        Raises:
+            ContractError: a request is active or quarantined. Nothing has changed.
+        """
+        if not self.idle:
+            raise ContractError("clear() is refused while a request is active or quarantined; finish it first")
+        self._manager.clear()
+        self._identities.clear()
+
+    @serialised
+    def explain(self, admission: ContextCacheBatchAdmission) -> list[MatchExplanation]:
+        """Say for each sequence what it would reuse now, and why not more. Changes nothing.
+
+        Raises:
+            ContractError: as for `begin_request`.
+        """
+        checked = self._rules.read(admission)
+        return [
+            explain_match(
+                index,
+                sequence.tokens.size,
+                self._acquirer.match(checked, sequence),
+                self._tokens_per_page,
+                other_identity=self._identities.knows_another(sequence.tokens, sequence.media, sequence.extras),
+            )
+            for index, sequence in enumerate(checked.sequences)
+        ]
+
+    @serialised
+    def metrics(self) -> ContextCacheMetrics:
+        """Return a snapshot of all counters and of the present occupancy."""
+        manager, managed = self._manager, asdict(self._manager.counters())
+        return ContextCacheMetrics(
+            **asdict(self._counters),
+            **managed,
+            published_endpoints=managed["committed_publications"] + managed["existing_publications"],
+            current_records=len(manager.records),
+            base_kv_pages=manager.pool(ResourceType.BASE_KV_PAGE),
+            draft_kv_pages=manager.pool(ResourceType.DRAFT_KV_PAGE),
+            recurrent_snapshots=manager.pool(ResourceType.RECURRENT_SNAPSHOT),
+            partial_kv_snapshots=manager.pool(ResourceType.PARTIAL_KV_SNAPSHOT),
+        )
+
+    @serialised
+    def replace_device_ops(self, device_ops: DeviceOps) -> None:
+        """Let all later device work go through other ops: wrappers of the present ones, for tests.
+
+        Raises:
+            ContractError: a request is active or quarantined. Nothing has changed.
+            DeploymentError: they work on another device than the present ones. Nothing has changed.
+        """
+        if not self.idle:
+            raise ContractError("device ops are replaced between requests; finish the present one first")
+        check_devices(device_ops, self._kind, self._binding.link.resources)
+        check_successor(device_ops, self._binding.link.ops)
+        self._binding.link.ops = device_ops
+
+    @property
+    def manager(self) -> ContextCacheManager:
+        """The manager: read it, do not mutate it."""
+        return self._manager
+
+    @property
+    def poisoned(self) -> bool:
+        """Whether a drain has failed, and `recover()` has not been called since."""
+        return self._custody.poisoned
+
+    @property
+    def poison_cause(self) -> BaseException | int | None:
+        """The exception or the code that failed the drain, or `None`."""
+        return self._custody.poison_cause
+
+    @property
+    def stream(self) -> Any:
+        """The coordinator's one stream."""
+        return self._binding.link.stream
+
+    @property
+    def device_ops(self) -> DeviceOps:
+        """The ops that all device work goes through."""
+        return self._binding.link.ops
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is active or quarantined."""
+        return self._custody.active is None and self._custody.quarantined is None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        close(self._custody, self._binding.link.resources)
+        if self._custody.shut:
+            self._binding.unbind(self._custody)
+
+    def _require_own_stream(self, stream: Any) -> None:
+        if not same_stream(stream, self.stream):
+            raise ContractError(f"the request is on stream {stream!r}; this coordinator was built for {self.stream!r}")
+
+    def _of(self, handle: RequestHandle, *, may_be_empty: bool = False) -> Request:
+        """Return the request of one of this coordinator's handles."""
+        if not isinstance(handle, RequestHandle):
+            raise ContractError(f"request is a {type(handle).__name__}; pass the RequestHandle of an admission")
+        return handle.request_of(self, may_be_empty=may_be_empty)
+
+    def _live(self, handle: RequestHandle, trigger: str) -> Request:
+        """Return the request of a handle, in a state from which the lifecycle has the trigger."""
+        request = self._of(handle)
+        require_declared(request, trigger)
+        return request

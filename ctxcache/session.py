@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from numbers import Integral
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxcache.arguments import RETIRED, is_integer
 from ctxcache.errors import ContractError, RequestFailedError
 from ctxcache.fsm import State
 from ctxcache.ids import (
@@ -25,11 +25,8 @@ from ctxcache.request.admission import (
     ContextCacheSequenceAdvance,
     DecodingKvHeadroom,
 )
-from ctxcache.request.validation import RETIRED
-
-if TYPE_CHECKING:
-    from ctxcache.coordinator import ContextCacheCoordinator
-    from ctxcache.request.handle import RequestHandle
+from ctxcache.request.handle import RequestHandle
+from ctxcache.request.operations import RequestOperations
 
 Accepted = Sequence[int] | Sequence[Sequence[int]] | NDArray[Any]
 """One accepted token a sequence, or (speculative) one run of accepted tokens a sequence; in slot order."""
@@ -52,7 +49,7 @@ class CoordinatorSession:
 
     def __init__(
         self,
-        coordinator: ContextCacheCoordinator,
+        coordinator: RequestOperations,
         token_lists: Sequence[Any],
         *,
         execution_mode: ContextCacheExecutionMode = ContextCacheExecutionMode.VANILLA,
@@ -69,7 +66,7 @@ class CoordinatorSession:
                 f"token_lists is a {type(token_lists).__name__}; pass a list, one run of tokens a sequence"
             )
         first = next(iter(token_lists), None)
-        if isinstance(first, Integral):
+        if is_integer(first):
             raise ContractError(f"token_lists begins with the token {first}; pass a list of prompts, as in [tokens]")
         count = len(token_lists)
         extras = _per_sequence("key_extras", key_extras, BlockKeyExtras(), count)

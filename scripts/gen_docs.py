@@ -206,7 +206,7 @@ def modules() -> str:
     """List every module of the package by folder, with the first sentence of its docstring."""
     package = ROOT / "ctxcache"
     rows = []
-    for folder in (package, *sorted(path for path in package.iterdir() if (path / "__init__.py").exists())):
+    for folder in sorted({path.parent for path in package.rglob("__init__.py")}):
         for path in sorted(folder.glob("*.py")):
             text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
             summary = " ".join(text.partition("\n\n")[0].split())
@@ -277,10 +277,9 @@ SCENARIO_TEST = re.compile(r"^(?:def|    def) (?P<name>test_h(?P<number>\d\d)[a-
 def scenarios_page() -> str:
     """Make docs/scenarios.md. A scenario without a test is an error."""
     tests: dict[int, list[str]] = {number: [] for number in SCENARIOS}
-    folder = ROOT / "tests"
-    for path in sorted(folder.rglob("test_*.py")):
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for found in SCENARIO_TEST.finditer(path.read_text(encoding="utf-8")):
-            tests[int(found["number"])].append(f"`{path.relative_to(folder)}::{found['name']}`")
+            tests[int(found["number"])].append(f"`{path.relative_to(ROOT / 'tests').as_posix()}::{found['name']}`")
     for number, names in SCENARIO_FILES.items():
         tests[number] += [f"`{name}` (whole)" for name in names]
     untested = [number for number, names in tests.items() if not names]

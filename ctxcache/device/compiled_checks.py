@@ -6,12 +6,10 @@ They say yes or no. What exactly is wrong is found by slow checks, which run onl
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ctxcache.arguments import Int32s
 from ctxcache.device.numba.tables import JOB_BASE_PAGE, JOB_DRAFT_PAGE, JOB_PARTIAL, JOB_RECURRENT, JOB_SLOT, JOB_TOKENS
 from ctxcache.jit import njit, njit_part
-
-Int32s = NDArray[np.int32]
 
 ABSENT = -1
 

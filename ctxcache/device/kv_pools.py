@@ -9,17 +9,17 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxcache.arguments import INT32_LIMIT, Int32s, as_int32s, as_integer, check_mapping, is_integer
 from ctxcache.config import DTYPE_BYTES, EngineConfig
 from ctxcache.device.arrays import ArrayView, Home, device_of, view_array, whereabouts
-from ctxcache.device.checks import as_index, as_list, check_engine
+from ctxcache.device.checks import as_list, check_engine
 from ctxcache.device.compiled_checks import are_within
 from ctxcache.device.defaults import ops_or_default
-from ctxcache.device.ops import DeviceOps, Int32s, RuntimeDeviceOps, as_int32s, device_ordinal_of
+from ctxcache.device.ops import DeviceOps, RuntimeDeviceOps, device_ordinal_of
 from ctxcache.device.ownership import Ownership
 from ctxcache.errors import ContractError, DeploymentError
 from ctxcache.ids import LayerType
 
-INT32_LIMIT = 1 << 31
 """What a length or an increment must be below."""
 
 
@@ -180,7 +180,7 @@ class HybridCacheManager(Ownership):
             ContractError: a number that is no increment, or an array that is too short or not int32.
         """
         if isinstance(increment, (int, np.integer)):
-            increment = as_index("increment", increment, INT32_LIMIT)
+            increment = as_integer("increment", increment)
         self.device_ops.advance_lengths(self, increment, stream)
 
     def compact_batch_slot_state(self, mapping: Any, old_batch: int, new_batch: int, stream: Any) -> None:
@@ -200,7 +200,7 @@ class HybridCacheManager(Ownership):
         if isinstance(mapping, np.ndarray):
             mapping = mapping[:old_batch].tolist()
         if isinstance(mapping, (list, tuple)):
-            checked = check_mapping(mapping, old_batch, new_batch)
+            checked = check_mapping("mapping", mapping, old_batch, new_batch)
             # Kept until the next call: the array must outlive the enqueued move.
             self._own_mapping = self.device_ops.allocate((max(old_batch, 1),), "int32")
             mapping = self._own_mapping
@@ -210,7 +210,7 @@ class HybridCacheManager(Ownership):
     @staticmethod
     def _index_of(layer: int, index: dict[int, int], what: str) -> int:
         # A bool equals a layer's number, and what does not hash cannot be looked up.
-        if isinstance(layer, bool) or not isinstance(layer, (int, np.integer)) or layer not in index:
+        if not is_integer(layer) or layer not in index:
             raise ContractError(f"layer {layer!r} is not {what} layer; those are {sorted(index)}")
         return index[layer]
 
@@ -255,34 +255,11 @@ def home_of(ops: DeviceOps, cache: HybridCacheManager) -> Home:
     return Home(view.place, device_of(cache.kv_lengths, view) if ordinal is None else ordinal)
 
 
-def check_mapping(mapping: Any, old_batch: int, new_batch: int) -> Int32s:
-    """Check an order-preserving compaction and return it as `int32[old_batch]`.
-
-    Args:
-        mapping: the new slot of each old slot, or -1 for one that retires.
-        old_batch: slots before; the mapping has as many entries.
-        new_batch: slots after.
-
-    Raises:
-        ContractError: a wrong number of entries, or survivors that do not fill `0 .. new_batch-1` in order.
-    """
-    entries = as_int32s("mapping", mapping)
-    if len(entries) != old_batch:
-        raise ContractError(f"the mapping has {len(entries)} entries for {old_batch} slots; give one per slot")
-    survivors = entries[entries != -1]
-    if not np.array_equal(survivors, np.arange(new_batch)):
-        raise ContractError(
-            f"the mapping sends survivors to {survivors.tolist()}; they keep their order and fill "
-            f"0 .. {new_batch - 1} exactly, and -1 retires a slot"
-        )
-    return entries
-
-
 def check_batches(cache: HybridCacheManager, old_batch: int, new_batch: int) -> tuple[int, int]:
     """Return the batch sizes of a compaction: `0 <= new_batch <= old_batch <= max_batch`, or `ContractError`."""
     rule = "sizes obey 0 <= new <= old, both in"
-    old_batch = as_index("old_batch", old_batch, cache.max_batch + 1, rule)
-    new_batch = as_index("new_batch", new_batch, cache.max_batch + 1, rule)
+    old_batch = as_integer("old_batch", old_batch, 0, cache.max_batch + 1, rule=rule)
+    new_batch = as_integer("new_batch", new_batch, 0, cache.max_batch + 1, rule=rule)
     if new_batch > old_batch:
         raise ContractError(
             f"compaction from {old_batch} to {new_batch} slots; sizes obey 0 <= new <= old <= {cache.max_batch}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxcache.arguments import Int32s, as_int32s, as_integer
 from ctxcache.device.arrays import (
     HOST,
     Home,
@@ -19,15 +20,12 @@ from ctxcache.device.arrays import (
     check_writable,
 )
 from ctxcache.device.arrays import host_array as _on_host
-from ctxcache.device.checks import as_index
-from ctxcache.device.kv_pools import INT32_LIMIT, check_batches, check_lengths
+from ctxcache.device.kv_pools import check_batches, check_lengths
 from ctxcache.device.ops import (
     ABSENT,
     HiddenRow,
-    Int32s,
     SnapshotJobs,
     StreamSynchronizer,
-    as_int32s,
     storage_dtype,
 )
 from ctxcache.device.page_sums import check_pages, sum_on_host
@@ -91,7 +89,7 @@ class NumpyDeviceOps:
         """See `RuntimeDeviceOps.advance_lengths`."""
         active = cache.active_batch_size
         if isinstance(increment, (int, np.integer)):
-            increment = as_index("increment", increment, INT32_LIMIT)
+            increment = as_integer("increment", increment)
         else:
             check_int32_array("increment", increment, active, _HOME)
             increment = _on_host(increment)[:active]

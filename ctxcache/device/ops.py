@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxcache.arguments import Int32s
 from ctxcache.config import DTYPE_BYTES
-from ctxcache.errors import ContractError
 
 if TYPE_CHECKING:
     from ctxcache.device.kv_pools import HybridCacheManager
@@ -34,11 +34,6 @@ StreamSynchronizer: TypeAlias = Callable[[Any], int | None]
 
 ABSENT = -1
 """Stands in `SnapshotJobs` for a snapshot slot or a page that the job does not have."""
-
-Int32s: TypeAlias = NDArray[np.int32]
-
-_INT32 = np.dtype(np.int32)
-"""NumPy makes one object of it, so that the usual array is told by identity; an equal one is checked more closely."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,30 +200,3 @@ def storage_dtype(dtype: str | np.dtype[Any]) -> np.dtype[Any]:
     if dtype.startswith(("bfloat", "float8")):
         return np.dtype({1: np.uint8, 2: np.uint16}[DTYPE_BYTES[dtype]])
     return np.dtype(dtype)
-
-
-def as_int32s(name: str, values: Any) -> Int32s:
-    """Return a C-contiguous `int32[n]` of host integers; an int32 array is returned as it is.
-
-    Raises:
-        ContractError: not one-dimensional, not integers, or out of int32's range.
-    """
-    if type(values) is np.ndarray and values.dtype is _INT32 and values.ndim == 1 and values.flags.c_contiguous:
-        return values
-    try:
-        array = np.asarray(values)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ContractError(f"{name} is {values!r}; pass a one-dimensional run of integers") from error
-    if array.dtype == np.int32 and array.ndim == 1 and array.flags.c_contiguous:
-        return array
-    if array.ndim == 1 and array.size == 0:
-        return np.empty(0, np.int32)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise ContractError(
-            f"{name} has dtype {array.dtype} and shape {array.shape}; pass a one-dimensional run of integers"
-        )
-    if array.dtype != np.int32:
-        info = np.iinfo(np.int32)
-        if array.min() < info.min or array.max() > info.max:
-            raise ContractError(f"{name} holds {array.min()} .. {array.max()}; pass values in int32 range")
-    return np.ascontiguousarray(array, np.int32)

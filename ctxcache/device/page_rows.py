@@ -12,12 +12,8 @@ An upload moves the entries of the dirty ranges that do differ.
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ctxcache.arguments import Int32s
 from ctxcache.jit import njit_in_place, njit_part
-
-Int32s = NDArray[np.int32]
 
 UNUSED = -1
 """Fills a row behind its live pages, on the host and on the device."""

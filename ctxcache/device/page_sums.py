@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxcache.arguments import Int32s, as_int32s
 from ctxcache.device.arrays import ArrayView, view_array
 from ctxcache.device.compiled_checks import are_within
 from ctxcache.device.numba.tables import Descriptors
-from ctxcache.device.ops import Int32s, as_int32s
 from ctxcache.errors import ContractError
 
 if TYPE_CHECKING:

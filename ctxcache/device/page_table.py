@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxcache.arguments import INT32_LIMIT, Int32s, as_int32s, as_integer
 from ctxcache.device import page_rows
 from ctxcache.device.arrays import view_array
-from ctxcache.device.checks import as_index, as_size
 from ctxcache.device.defaults import ops_or_default
-from ctxcache.device.ops import Int32s, RuntimeDeviceOps, as_int32s
+from ctxcache.device.ops import RuntimeDeviceOps
 from ctxcache.device.ownership import Ownership
 from ctxcache.errors import ContractError, DeploymentError, InvariantError
-
-_INT32_LIMIT = 1 << 31
 
 
 class PageTableUpload:
@@ -88,14 +86,14 @@ class KVPageTable(Ownership):
     def __init__(
         self, max_batch: int, max_pages_per_seq: int, num_pages: int, *, device_ops: RuntimeDeviceOps | None = None
     ) -> None:
-        max_batch = as_size("KVPageTable max_batch", max_batch, 1, _INT32_LIMIT - 1)
-        max_pages_per_seq = as_size("KVPageTable max_pages_per_seq", max_pages_per_seq, 1, _INT32_LIMIT - 1)
-        if max_batch * max_pages_per_seq >= _INT32_LIMIT:
+        max_batch = as_integer("KVPageTable max_batch", max_batch, 1, error=DeploymentError)
+        max_pages_per_seq = as_integer("KVPageTable max_pages_per_seq", max_pages_per_seq, 1, error=DeploymentError)
+        if max_batch * max_pages_per_seq >= INT32_LIMIT:
             raise DeploymentError(
                 f"KVPageTable has {max_batch} rows of {max_pages_per_seq} pages; keep the product below 2**31"
             )
         # V ids are int32 too, and lie behind the K ids.
-        num_pages = as_size("KVPageTable num_pages", num_pages, 1, _INT32_LIMIT // 2)
+        num_pages = as_integer("KVPageTable num_pages", num_pages, 1, INT32_LIMIT // 2 + 1, error=DeploymentError)
         self.max_batch = max_batch
         self.max_pages_per_seq = max_pages_per_seq
         self.num_pages = num_pages
@@ -224,7 +222,7 @@ class KVPageTable(Ownership):
             ContractError: not every slot of `0 .. new_batch-1` is a destination exactly once, or there are more
                 entries than rows. Nothing has changed.
         """
-        new_batch = as_index("new_batch", new_batch, self.max_batch + 1)
+        new_batch = as_integer("new_batch", new_batch, 0, self.max_batch + 1)
         mapping = as_int32s("old_to_new", old_to_new)
         if len(mapping) > self.max_batch:
             raise ContractError(f"old_to_new has {len(mapping)} entries; the table has {self.max_batch} rows")
@@ -337,7 +335,7 @@ class KVPageTable(Ownership):
         return before
 
     def _as_slot(self, slot: int) -> int:
-        return as_index("slot", slot, self.max_batch, "the table has slots")
+        return as_integer("slot", slot, 0, self.max_batch, rule="the table has slots")
 
     def _judge(self, count: int, row: int, column: int) -> int:
         if count == page_rows.BAD_ROW_PAGE:

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from ctxcache.arguments import Int32s, as_int32s, as_integer
 from ctxcache.config import DTYPE_BYTES, DeploymentConfig, EngineConfig
 from ctxcache.device.arrays import ArrayView, Home, check_reachable, view_array
-from ctxcache.device.checks import as_index, as_size, check_engine_or_deployment
+from ctxcache.device.checks import check_engine_or_deployment
 from ctxcache.device.compiled_checks import are_distinct_slots, are_sound_jobs, are_within
 from ctxcache.device.kv_pools import HybridCacheManager, home_of
-from ctxcache.device.ops import ABSENT, DeviceOps, HiddenRow, Int32s, SnapshotJobs, as_int32s
+from ctxcache.device.ops import ABSENT, DeviceOps, HiddenRow, SnapshotJobs
 from ctxcache.device.ownership import Ownership
 from ctxcache.errors import ContractError, DeploymentError, InvariantError
 from ctxcache.ids import SpecDecodeMode
@@ -207,7 +208,7 @@ class HybridSnapshotStorage(Ownership):
 
 
 def _count_slots(name: str, budget_bytes: int, slot_bytes: int) -> int:
-    budget_bytes = as_size(name, budget_bytes, 0, _BUDGET_LIMIT)
+    budget_bytes = as_integer(name, budget_bytes, 0, _BUDGET_LIMIT + 1, error=DeploymentError)
     if slot_bytes == 0:
         return 0
     if budget_bytes < slot_bytes:
@@ -290,7 +291,7 @@ def check_hidden_row(storage: HybridSnapshotStorage, snapshot_slot: int, row: Hi
     """
     if storage.hidden_rows is None:
         raise ContractError("this deployment saves no hidden rows; only hybrid engines with MTP do")
-    as_index("snapshot_slot", snapshot_slot, storage.num_recurrent_slots, "there are recurrent snapshots")
+    as_integer("snapshot_slot", snapshot_slot, 0, storage.num_recurrent_slots, rule="there are recurrent snapshots")
     view = view_array(row.hidden_states)
     hidden_size, itemsize = storage.hidden_shape
     if len(view.shape) != 3 or view.shape[2] != hidden_size or view.itemsize != itemsize:
@@ -300,8 +301,8 @@ def check_hidden_row(storage: HybridSnapshotStorage, snapshot_slot: int, row: Hi
         )
     if not view.is_contiguous_from(2):
         raise ContractError(f"hidden states have strides {view.strides}; each row must be contiguous")
-    as_index("hidden slot", row.slot, view.shape[0], "the array has")
-    as_index("hidden row", row.row, view.shape[1], "the array has")
+    as_integer("hidden slot", row.slot, 0, view.shape[0], rule="the array has")
+    as_integer("hidden row", row.row, 0, view.shape[1], rule="the array has")
     check_reachable("hidden states", row.hidden_states, view, storage.home)
     return view
 

@@ -1,1 +1,4 @@
-"""Keys of content: what identifies a block and an exact prefix. May import `errors`, `ids`, `jit` and `arguments`; knows no cache."""
+"""Keys of content: what identifies a block and an exact prefix. Knows no cache.
+
+May import `arguments`, `config`, `errors`, `ids`, `jit`.
+"""

@@ -23,20 +23,17 @@ from __future__ import annotations
 
 import secrets
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxcache.arguments import Words, as_integer
 from ctxcache.config import HASH_KEY_BYTES
 from ctxcache.errors import ContractError
 from ctxcache.ids import Hash128
 from ctxcache.keys.identity import AdapterKey, BlockKeyExtras, MediaSpanKey
-from ctxcache.keys.siphash import Words, absorb_digest, hash_blocks, hash_bytes, hash_tail, initial_state
-from ctxcache.keys.tokens import INT32_MAX, as_media_array, as_token_array
-
-if TYPE_CHECKING:
-    from ctxcache.request.admission import MediaHashes, TokenIds
+from ctxcache.keys.siphash import absorb_digest, hash_blocks, hash_bytes, hash_tail, initial_state
+from ctxcache.keys.tokens import MediaHashes, TokenIds, as_media_array, as_token_array
 
 _DOMAIN_PREFIX = b"ctxcache.key.v1."
 _NO_EXTRAS = BlockKeyExtras()
@@ -110,7 +107,7 @@ class KeyHasher:
     __slots__ = ("_chain", "_media", "_root", "_tail", "_text", "_unlabelled", "tokens_per_page")
 
     def __init__(self, tokens_per_page: int, hash_key: bytes | None = None) -> None:
-        _check_page_size(tokens_per_page)
+        tokens_per_page = as_integer("tokens_per_page", tokens_per_page, 1)
         key = _checked_key(hash_key)
         self.tokens_per_page = tokens_per_page
         self._root, self._chain, self._text, self._media, self._tail = (
@@ -243,13 +240,6 @@ def _check_prepared(tokens: NDArray[np.int32], media: Words | None) -> None:
         )
 
 
-def _check_page_size(tokens_per_page: int) -> None:
-    if isinstance(tokens_per_page, bool) or not isinstance(tokens_per_page, int):
-        raise ContractError(f"tokens_per_page is {tokens_per_page!r}; pass an integer of at least 1")
-    if not 1 <= tokens_per_page <= INT32_MAX:
-        raise ContractError(f"tokens_per_page is {tokens_per_page}; it must be at least 1 and below 2**31")
-
-
 def _checked_key(key: bytes | None) -> bytes:
     if key is None:
         return _PROCESS_KEY
@@ -260,7 +250,7 @@ def _checked_key(key: bytes | None) -> bytes:
 
 
 def _hasher(tokens_per_page: int, key: bytes | None) -> KeyHasher:
-    _check_page_size(tokens_per_page)  # before the cache, to which True is 1
+    tokens_per_page = as_integer("tokens_per_page", tokens_per_page, 1)  # before the cache, to which True is 1
     return _cached_hasher(int(tokens_per_page), _checked_key(key))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from ctxcache.arguments import as_integer
 from ctxcache.errors import ContractError
 from ctxcache.ids import Hash128
 
@@ -38,7 +39,7 @@ class AdapterKey:
     generation: int = 0
 
     def __post_init__(self) -> None:
-        _check_unsigned("AdapterKey.generation", self.generation)
+        _set_unsigned(self, "generation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,10 @@ class MediaSpanKey:
     modality: int | str
 
     def __post_init__(self) -> None:
-        _check_unsigned("MediaSpanKey.offset_within_block", self.offset_within_block)
-        _check_unsigned("MediaSpanKey.item_order", self.item_order)
+        _set_unsigned(self, "offset_within_block")
+        _set_unsigned(self, "item_order")
         if not isinstance(self.modality, str):
-            _check_unsigned("MediaSpanKey.modality", self.modality)
+            _set_unsigned(self, "modality")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class BlockKeyExtras:
             raise ContractError(f"BlockKeyExtras.media is {self.media!r}; pass a tuple of MediaSpanKey") from None
 
 
-def _check_unsigned(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64:
-        raise ContractError(f"{name} is {value!r}; pass an integer in [0, 2**64)")
+def _set_unsigned(key: object, field: str) -> None:
+    """Check a number of an identity under construction, and keep it as an `int`."""
+    name = f"{type(key).__name__}.{field}"
+    object.__setattr__(key, field, as_integer(name, getattr(key, field), 0, 1 << 64))

@@ -16,10 +16,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxcache.arguments import Words
 from ctxcache.jit import njit, njit_part
 from ctxcache.keys.simd import NUM_LANES, broadcast, load, load_strided, rotate_left, store
 
-Words: TypeAlias = NDArray[np.uint64]
 Word: TypeAlias = Any
 """Compiled code only: one `uint64`, or one in each lane."""
 State: TypeAlias = tuple[Word, Word, Word, Word]

@@ -2,52 +2,26 @@
 
 from __future__ import annotations
 
-import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.arguments import as_plain
+from ctxcache.arguments import Int32s, Words, as_int32s, as_plain
 from ctxcache.errors import ContractError
 from ctxcache.ids import Hash128
-from ctxcache.keys.siphash import Words
 
-if TYPE_CHECKING:
-    from ctxcache.request.admission import MediaHashes, TokenIds
+TokenIds: TypeAlias = "Sequence[int] | NDArray[Any]"
+"""A one-dimensional run of integers in int32 range. An int32 array is taken without a Python loop."""
 
-INT32_MIN, INT32_MAX = -(1 << 31), (1 << 31) - 1
-
-
-def as_token_array(token_ids: TokenIds) -> NDArray[np.int32]:
-    """Return token ids as a contiguous `int32[n]`. A contiguous int32 array is returned itself, without a copy.
-
-    Raises:
-        ContractError: not a one-dimensional run of integers in int32 range. Floats and bools are refused, also one
-            among integers.
-    """
-    if isinstance(token_ids, np.ndarray):
-        return _checked_token_array(token_ids)
-    return _token_array_from_values(token_ids)
+MediaHashes: TypeAlias = "NDArray[np.uint64] | Sequence[Hash128]"
+"""One 128-bit digest per token, `uint64[n, 2]` (hi, lo) or `Hash128` values; zero where there is no media."""
 
 
-def _token_array_from_values(token_ids: Any) -> NDArray[np.int32]:
-    if hasattr(token_ids, "__array__"):  # a tensor of another library
-        return _checked_token_array(_as_array(token_ids))
-    if not isinstance(token_ids, Sequence) or isinstance(token_ids, str):
-        raise ContractError(f"token ids are a {type(token_ids).__name__}; pass a sequence of integers, or an array")
-    # Read once: array.array() takes bytes for raw memory, and a sequence of the caller's may answer otherwise next time.
-    tokens = token_ids if type(token_ids) in (list, tuple) else list(token_ids)
-    strangers = {kind for kind in set(map(type, tokens)) if kind is bool or not issubclass(kind, (int, np.integer))}
-    if strangers:
-        index = next(index for index, token in enumerate(tokens) if type(token) in strangers)
-        raise ContractError(f"token id {index} is {tokens[index]!r}; token ids are integers")
-    try:
-        return np.frombuffer(array.array("i", tokens), dtype=np.int32)
-    except OverflowError:
-        index = next(index for index, token in enumerate(tokens) if not INT32_MIN <= token <= INT32_MAX)
-        raise ContractError(_out_of_range(index, tokens[index])) from None
+def as_token_array(token_ids: TokenIds) -> Int32s:
+    """Return token ids as a contiguous `int32[n]`; such an array is returned itself. Errors as of `as_int32s`."""
+    return as_int32s("token ids", token_ids, "token id")
 
 
 def as_media_array(media: MediaHashes | None, num_tokens: int) -> Words | None:
@@ -71,32 +45,6 @@ def as_media_array(media: MediaHashes | None, num_tokens: int) -> Words | None:
             f"{len(digests)} media digests for {num_tokens} token ids; pass one for each, zero where there is no media"
         )
     return digests
-
-
-def _as_array(values: Any) -> NDArray[Any]:
-    try:
-        return np.asarray(values)
-    except (TypeError, ValueError, RuntimeError) as error:  # an array of a device, for one
-        raise ContractError(f"token ids are a {type(values).__name__} that NumPy cannot read: {error}") from error
-
-
-def _checked_token_array(tokens: NDArray[Any]) -> NDArray[np.int32]:
-    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        raise ContractError(
-            f"token ids are {tokens.dtype}{list(tokens.shape)}; pass a one-dimensional array of integers"
-        )
-    if tokens.dtype == np.int32:  # of this machine's byte order
-        tokens = np.asarray(tokens)
-        return tokens if tokens.flags.c_contiguous and tokens.flags.aligned else tokens.copy(order="C")
-    outside = (tokens < INT32_MIN) | (tokens > INT32_MAX)
-    if outside.any():
-        index = int(outside.argmax())
-        raise ContractError(_out_of_range(index, int(tokens[index])))
-    return tokens.astype(np.int32)
-
-
-def _out_of_range(index: int, token: int) -> str:
-    return f"token id {index} is {token}; token ids lie in int32 range, [{INT32_MIN}, {INT32_MAX}]"
 
 
 def _media_from_values(media: Sequence[Hash128]) -> Words:

@@ -1,1 +1,4 @@
-"""The manager: which page holds what, who uses it, what goes first. May import `keys` and what lies below; knows no CUDA."""
+"""The manager: which page holds what, who uses it, what goes first. Knows no CUDA.
+
+May import `arguments`, `config`, `errors`, `ids`, `jit`, `metrics`.
+"""

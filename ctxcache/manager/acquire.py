@@ -6,6 +6,7 @@ a call (`with_larger_arena`), so that no call fails in the middle.
 
 from __future__ import annotations
 
+from ctxcache.arguments import Flags, Int32s, Int64s, Words
 from ctxcache.jit import njit_in_place, njit_part
 from ctxcache.manager.block_index import newest_through
 from ctxcache.manager.draft_pages import count_paired, newest_paired_through
@@ -48,10 +49,6 @@ from ctxcache.manager.layout import (
     STRADDLES,
     Arena,
     Core,
-    Flags,
-    Int32s,
-    Int64s,
-    Words,
 )
 from ctxcache.manager.lru import touch
 from ctxcache.manager.pools import copy_pages, pin, take, unpin

@@ -13,11 +13,9 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
-from numpy.typing import NDArray
 
+from ctxcache.arguments import Words
 from ctxcache.jit import njit_part
-
-Words = NDArray[np.uint64]
 
 _BITS = 64
 _SHIFT = 6

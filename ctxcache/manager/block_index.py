@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ctxcache.arguments import Int32s, Int64s, Words
 from ctxcache.jit import njit_in_place, njit_inlined, njit_part
 from ctxcache.manager.layout import (
     EXTENDED_RECORDS,
@@ -25,9 +26,6 @@ from ctxcache.manager.layout import (
     PARENT,
     PREVIOUS_SIBLING,
     Core,
-    Int32s,
-    Int64s,
-    Words,
 )
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
+from ctxcache.arguments import Int32s, Words
 from ctxcache.jit import njit_in_place
 from ctxcache.manager.block_index import find
-from ctxcache.manager.layout import (
-    ENDPOINT,
-    EXACT_LENGTH,
-    NEXT_AT_ENDPOINT,
-    NUM_BLOCKS,
-    OWNER,
-    ROOT_RECORD,
-    Core,
-    Int32s,
-    Words,
-)
+from ctxcache.manager.layout import ENDPOINT, EXACT_LENGTH, NEXT_AT_ENDPOINT, NUM_BLOCKS, OWNER, ROOT_RECORD, Core
 
 
 @njit_in_place

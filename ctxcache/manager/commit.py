@@ -6,6 +6,7 @@ no chain, is undone. Nothing after that can fail.
 
 from __future__ import annotations
 
+from ctxcache.arguments import Int32s, Int64s, Words
 from ctxcache.jit import njit_in_place, njit_part
 from ctxcache.manager.block_index import find, find_deepest, insert, link, note_newest, remove, write_path
 from ctxcache.manager.draft_pages import attach_pairs
@@ -40,9 +41,6 @@ from ctxcache.manager.layout import (
     STRADDLES,
     Arena,
     Core,
-    Int32s,
-    Int64s,
-    Words,
 )
 from ctxcache.manager.lru import new_record, refresh, touch
 from ctxcache.manager.pools import copy_pages, hold

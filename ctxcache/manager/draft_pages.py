@@ -12,6 +12,7 @@ at the block.
 
 from __future__ import annotations
 
+from ctxcache.arguments import Int32s
 from ctxcache.jit import njit_in_place, njit_part
 from ctxcache.manager.layout import (
     DRAFT,
@@ -29,7 +30,6 @@ from ctxcache.manager.layout import (
     PARENT,
     RECLAIMED,
     Core,
-    Int32s,
 )
 from ctxcache.manager.lru import join_draft_page, leave_draft_page
 from ctxcache.manager.pools import hold, let_go

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ctxcache.arguments import Int32s, Int64s
 from ctxcache.jit import njit_in_place, njit_inlined, njit_part
 from ctxcache.manager.block_index import forget_newest, note_ghost, remove, unlink
 from ctxcache.manager.draft_pages import detach_pairs, last_paired_block
@@ -47,8 +48,6 @@ from ctxcache.manager.layout import (
     USED,
     Arena,
     Core,
-    Int32s,
-    Int64s,
 )
 from ctxcache.manager.lru import drop_record, forget_ripe, leave_endpoint, oldest_ripe, refresh
 from ctxcache.manager.pools import let_go, reclaim_if_idle

@@ -11,13 +11,9 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxcache.arguments import Int32s, Int64s, Words
 from ctxcache.ids import PAIRED_KINDS, RECURRENT_KINDS, ContextCacheDeploymentKind, ResourceType
 from ctxcache.manager.bitset import allocate_bits, first_leaf_for
-
-Int32s = NDArray[np.int32]
-Int64s = NDArray[np.int64]
-Words = NDArray[np.uint64]
-Flags = NDArray[np.bool_]
 
 # Kinds of resources: the order of the four pools in every array that has a row or an entry for each.
 # int64 values, not literals: Numba would compile everything that takes a literal kind once for each.

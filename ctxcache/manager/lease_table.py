@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.arguments import as_count, as_rows
+from ctxcache.arguments import as_integer, as_rows
 from ctxcache.errors import ContractError
 from ctxcache.manager.acquire import (
     BAD_ROW,
@@ -137,8 +137,8 @@ class LeaseArena:
     def grow(self, lease: CacheRequestLease, base_pages: int, draft_pages: int) -> bool:
         """See `CacheManager.grow`."""
         row = self.row_of(lease)
-        base_pages = as_count("base_pages", base_pages)
-        draft_pages = as_count("draft_pages", draft_pages)
+        base_pages = as_integer("base_pages", base_pages)
+        draft_pages = as_integer("draft_pages", draft_pages)
         fields = self.arrays.lease
         if draft_pages and fields[PAIRED, row] != 1:
             raise ContractError(f"draft_pages is {draft_pages}, but the lease runs no paired draft; leave it 0")

@@ -12,6 +12,7 @@ later than at `2 * R`.
 
 from __future__ import annotations
 
+from ctxcache.arguments import Int32s, Int64s, Words
 from ctxcache.jit import njit_in_place, njit_inlined, njit_part
 from ctxcache.manager.bitset import add, discard, holds, least
 from ctxcache.manager.layout import (
@@ -46,9 +47,6 @@ from ctxcache.manager.layout import (
     SWEPT,
     USED,
     Core,
-    Int32s,
-    Int64s,
-    Words,
 )
 
 _SWEEP = 4

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.arguments import as_count, as_flag, as_keys, check_exact_keys, check_member
+from ctxcache.arguments import as_flag, as_integer, as_keys, check_member
 from ctxcache.config import EXECUTION_MODES
 from ctxcache.errors import ContractError
 from ctxcache.ids import (
@@ -45,7 +45,7 @@ from ctxcache.manager.layout import (
     allocate_core,
 )
 from ctxcache.manager.lease_table import LeaseArena
-from ctxcache.manager.planning import PlanRequest, explain_match, make_plan, match_shared_blocks
+from ctxcache.manager.planning import PlanRequest, check_exact_keys, explain_match, make_plan, match_shared_blocks
 from ctxcache.manager.publish import Publisher
 from ctxcache.manager.records import RecordList
 from ctxcache.manager.results import (
@@ -95,7 +95,7 @@ class ContextCacheManager:
         kind: ContextCacheDeploymentKind = ContextCacheDeploymentKind.VANILLA,
     ) -> None:
         check_member("kind", kind, ContextCacheDeploymentKind)
-        self._page_tokens = as_count("tokens_per_page", tokens_per_page, least=1)
+        self._page_tokens = as_integer("tokens_per_page", tokens_per_page, 1)
         self._kind = kind
         self._modes = EXECUTION_MODES[kind]
         self._has_pages = kind is not ContextCacheDeploymentKind.PURE_RECURRENT
@@ -109,14 +109,14 @@ class ContextCacheManager:
                 "num_partial_kv_snapshots", num_partial_kv_snapshots, useful=self._has_checkpoints and self._has_pages
             ),
         )
-        self._core = allocate_core(kind, capacities, as_count("max_records", max_records))
+        self._core = allocate_core(kind, capacities, as_integer("max_records", max_records))
         self._state = self._core.state
         self._arena = LeaseArena(self._core, allocate_arena(kind))
         self._records = RecordList(self._core)
         self._publisher = Publisher(self._core, self._arena, self._records, kind, self._page_tokens)
 
     def _pool_size(self, name: str, size: int, *, useful: bool) -> int:
-        size = as_count(name, size)
+        size = as_integer(name, size)
         if size and not useful:
             raise ContractError(f"{name} is {size}, but a {self._kind.name} deployment has no such pool; leave it 0")
         return size
@@ -185,8 +185,8 @@ class ContextCacheManager:
         if mode not in self._modes:
             served = ", ".join(served.name for served in self._modes)
             raise ContractError(f"mode is {mode.name}; a {self._kind.name} deployment serves {served}")
-        num_tokens = as_count("num_tokens", num_tokens, least=1)
-        draft_extra_tokens = as_count("draft_extra_tokens", draft_extra_tokens)
+        num_tokens = as_integer("num_tokens", num_tokens, 1)
+        draft_extra_tokens = as_integer("draft_extra_tokens", draft_extra_tokens)
         paired = mode in _PAIRED_MODES
         if draft_extra_tokens and not paired:
             raise ContractError(
@@ -206,7 +206,7 @@ class ContextCacheManager:
             has_pages=self._has_pages,
             has_checkpoints=self._has_checkpoints,
             paired=paired,
-            base_extra_tokens=as_count("base_extra_tokens", base_extra_tokens),
+            base_extra_tokens=as_integer("base_extra_tokens", base_extra_tokens),
             draft_extra_tokens=draft_extra_tokens,
             exact_keys=exact,
         )

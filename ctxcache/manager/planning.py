@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from ctxcache.arguments import Int32s, Words, as_integer, describe
 from ctxcache.errors import ContractError
-from ctxcache.ids import ContextCacheExecutionMode, MissReason, ReusePlanKind, SpecReplayMode
+from ctxcache.ids import ContextCacheExecutionMode, Hash128, MissReason, ReusePlanKind, SpecReplayMode
 from ctxcache.jit import njit_in_place
 from ctxcache.manager.block_index import find_deepest, write_path
 from ctxcache.manager.checkpoints import find_checkpoint
@@ -22,8 +23,6 @@ from ctxcache.manager.layout import (
     PARTIAL_SLOT,
     RECURRENT_SLOT,
     Core,
-    Int32s,
-    Words,
 )
 from ctxcache.manager.results import HybridCheckpointKey, MatchResult, ReusePlan
 
@@ -86,6 +85,19 @@ class PlanRequest(NamedTuple):
     def num_full_blocks(self) -> int:
         """Full blocks of the input."""
         return self.num_tokens // self.tokens_per_page
+
+
+def check_exact_keys(exact_keys: Iterable[HybridCheckpointKey]) -> tuple[HybridCheckpointKey, ...]:
+    """Return checkpoint keys as a tuple, each with a digest and a length of at least 1."""
+    try:
+        checked = tuple(iter(exact_keys))
+    except TypeError:
+        raise ContractError(f"exact_keys is {describe(exact_keys)}; pass a run of HybridCheckpointKey") from None
+    for key in checked:
+        if not isinstance(key, HybridCheckpointKey) or not isinstance(key.exact_prefix_digest, Hash128):
+            raise ContractError(f"exact_keys holds {describe(key)}; pass HybridCheckpointKey(Hash128(...), length)")
+        as_integer("exact_length", key.exact_length, 1)
+    return checked
 
 
 def make_plan(core: Core, request: PlanRequest, owner: object) -> ReusePlan:

@@ -6,21 +6,9 @@ common case of a run is a loop over local arrays.
 
 from __future__ import annotations
 
+from ctxcache.arguments import Int32s, Int64s
 from ctxcache.jit import njit_in_place, njit_inlined, njit_part
-from ctxcache.manager.layout import (
-    ACTIVE,
-    CACHED,
-    DRAFT,
-    FREE,
-    FREE_STACK,
-    IDLE,
-    OFFSET,
-    OWNER,
-    RECLAIMED,
-    Core,
-    Int32s,
-    Int64s,
-)
+from ctxcache.manager.layout import ACTIVE, CACHED, DRAFT, FREE, FREE_STACK, IDLE, OFFSET, OWNER, RECLAIMED, Core
 from ctxcache.manager.lru import refresh
 
 

@@ -10,9 +10,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from ctxcache.arguments import Int32s
 from ctxcache.jit import njit_inlined
 from ctxcache.manager.block_index import home_of
-from ctxcache.manager.layout import ENDPOINT, LINE_END, Core, Int32s
+from ctxcache.manager.layout import ENDPOINT, LINE_END, Core
 
 _INT = ir.IntType(32)
 _READ, _KEEP, _DATA = _INT(0), _INT(3), _INT(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.arguments import as_count, as_keys, check_exact_keys, check_reservation
+from ctxcache.arguments import as_integer, as_keys, describe
 from ctxcache.errors import ContractError, InvariantError
 from ctxcache.ids import RECURRENT_KINDS, ContextCacheDeploymentKind, PublishStatus
 from ctxcache.manager.acquire import drop_slots, reserve_slots
@@ -22,6 +22,7 @@ from ctxcache.manager.layout import (
     Core,
 )
 from ctxcache.manager.lease_table import LeaseArena
+from ctxcache.manager.planning import check_exact_keys
 from ctxcache.manager.records import RecordList
 from ctxcache.manager.results import CacheRequestLease, HybridCheckpointKey, HybridSnapshotReservation, PublishResult
 
@@ -32,6 +33,15 @@ _REFUSALS = {
     SLOT_TAKEN: "the reserved slots hold a checkpoint published before; retire them and reserve again",
 }
 _NO_EXACT = np.zeros(4, np.uint64)
+
+
+def _check_reservation_value(reservation: HybridSnapshotReservation) -> None:
+    """Check that a reservation names slots by integers, so that it compares."""
+    if not isinstance(reservation, HybridSnapshotReservation):
+        raise ContractError(f"reservation is {describe(reservation)}; pass what reserve_snapshots returned")
+    as_integer("recurrent_snapshot_slot", reservation.recurrent_snapshot_slot)
+    if reservation.partial_kv_snapshot_slot is not None:
+        as_integer("partial_kv_snapshot_slot", reservation.partial_kv_snapshot_slot)
 
 
 class Publisher:
@@ -65,8 +75,8 @@ class Publisher:
         if self._has_checkpoints:
             raise ContractError(f"a {self._kind.name} deployment publishes checkpoints; call publish_checkpoint")
         row = self._arena.row_of(lease)
-        resident = as_count("resident_state_length", resident_state_length)
-        draft = as_count("draft_state_length", draft_state_length)
+        resident = as_integer("resident_state_length", resident_state_length)
+        draft = as_integer("draft_state_length", draft_state_length)
         if draft and self._arena.arrays.lease[PAIRED, row] != 1:
             raise ContractError(f"draft_state_length is {draft}, but the lease runs no paired draft; leave it 0")
         if draft > resident:
@@ -112,7 +122,7 @@ class Publisher:
         """See `CacheManager.reserve_snapshots`."""
         row = self._checkpoint_row(lease)
         fields = self._arena.arrays.lease
-        length = as_count("exact_length", exact_length, least=1)
+        length = as_integer("exact_length", exact_length, 1)
         if fields[RESERVED, row] >= 0:
             raise ContractError("the lease holds a reservation already; publish and retire it first")
         if self._has_pages and length > fields[NUM_BASE, row] * self._page_tokens:
@@ -169,7 +179,7 @@ class Publisher:
         return row
 
     def _check_reservation(self, row: int, reservation: HybridSnapshotReservation) -> None:
-        check_reservation(reservation)
+        _check_reservation_value(reservation)
         recurrent, partial = (int(slot) for slot in self._arena.arrays.lease[RESERVED : RESERVED + 2, row])
         held = HybridSnapshotReservation(recurrent, partial if partial >= 0 else None) if recurrent >= 0 else None
         if reservation != held or held is None:

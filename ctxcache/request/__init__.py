@@ -1,1 +1,7 @@
-"""One request from admission to release, in host terms. May import `manager`, `fsm`, `device` and what lies below."""
+"""One request, from what its caller says to its release.
+
+Said (`admission`), checked (`validation`), looked up and leased (`lookup`), laid out over slots (`batch`) and over the device
+(`device_binding`), moved by the lifecycle (`request`), published (`publication_policy`), held and ended (`owner`).
+
+May import `arguments`, `config`, `device`, `errors`, `fsm`, `ids`, `interrupts`, `jit`, `keys`, `manager`, `metrics`.
+"""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,15 +12,9 @@ from ctxcache.ids import (
     ContextCacheCommitPolicy,
     ContextCacheExecutionMode,
     ContextCacheLookupPolicy,
-    Hash128,
 )
 from ctxcache.keys.identity import BlockKeyExtras
-
-TokenIds: TypeAlias = "Sequence[int] | NDArray[Any]"
-"""A one-dimensional run of integers in int32 range. An int32 array is taken without a Python loop."""
-
-MediaHashes: TypeAlias = "NDArray[np.uint64] | Sequence[Hash128]"
-"""One 128-bit digest per token, `uint64[n, 2]` (hi, lo) or `Hash128` values; zero where there is no media."""
+from ctxcache.keys.tokens import MediaHashes, TokenIds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +68,7 @@ class ContextCacheSequenceAdvance:
     """How far one sequence got, as the runtime saw it after its own synchronisation.
 
     Attributes:
-        accepted_token_ids: tokens accepted by this step, in order; the last one is the lookahead.
+        accepted_token_ids: tokens accepted by this step, in order; the last one was only sampled: its state is not computed yet.
         committed_state_length: leading tokens whose model state is materialised in the bound cache.
     """
 

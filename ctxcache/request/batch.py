@@ -1,20 +1,28 @@
 """The sequences of one request, as arrays over slots, and how a step moves them forward.
 
-Invariant between operations, once a prefill is finalised: `num_tokens == committed + 1` for every slot; the one token
-beyond the committed ones is the lookahead, whose state is not materialised yet.
+The tokens of one slot, between two operations:
+
+    [0, reused)           shared pages: computed by earlier requests, held by this lease and by the cache
+    [reused, committed)   private pages: computed by this request; published full blocks are the cache's too
+    [committed, tokens)   after the prefill exactly one, the sampled token: known, and not computed yet
+    [committed, capacity) where the next step may write: within the pages that the lease has
+
+With a draft, `common` says how far both models' states agree, `[0, common)`, and `draft_capacity` ends the draft's pages.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxcache.arguments import RETIRED, Int32s
 from ctxcache.errors import ContractError
 from ctxcache.ids import (
     ContextCacheCommitPolicy,
-    ContextCacheExecutionMode,
     ContextCacheLookupPolicy,
     Hash128,
     PublicationPoint,
@@ -23,9 +31,9 @@ from ctxcache.jit import njit
 from ctxcache.keys.chain import SequenceKeys
 from ctxcache.keys.identity import BlockKeyExtras
 from ctxcache.manager.results import CacheRequestLease, HybridCheckpointKey, HybridSnapshotReservation, ReusePlan
-from ctxcache.request.admission import DecodingKvHeadroom
+from ctxcache.request.admission import ContextCacheBatchAdvance, ContextCacheSequenceAdvance
 from ctxcache.request.execution_modes import STEP_RULES, StepRules
-from ctxcache.request.validation import RETIRED, Advances, Int32s, SequenceIntake
+from ctxcache.request.validation import CheckedAdmission, CheckedSequence, StepReport, read_report
 
 NOT_FROZEN = -1
 
@@ -43,7 +51,7 @@ class StagedHybridPublication:
 class AcquiredSequence:
     """One sequence of an admission that has its lease: what it asked for, its keys, its plan."""
 
-    intake: SequenceIntake
+    said: CheckedSequence
     keys: SequenceKeys
     plan: ReusePlan
     lease: CacheRequestLease
@@ -95,24 +103,22 @@ class Batch:
 
     def __init__(
         self,
+        admission: CheckedAdmission,
         sequences: list[AcquiredSequence],
         *,
-        execution_mode: ContextCacheExecutionMode,
-        lookup_policy: ContextCacheLookupPolicy,
-        commit_policy: ContextCacheCommitPolicy,
         max_tokens: int,
-        headroom: DecodingKvHeadroom,
         tokens_per_page: int,
     ) -> None:
         size = len(sequences)
-        self.execution_mode = execution_mode
-        self.lookup_policy = lookup_policy
-        self.commit_policy = commit_policy
-        self.rules: StepRules = STEP_RULES[execution_mode]
+        headroom = admission.headroom
+        self.execution_mode = admission.execution_mode
+        self.lookup_policy = admission.lookup_policy
+        self.commit_policy = admission.commit_policy
+        self.rules: StepRules = STEP_RULES[admission.execution_mode]
         self.leases: list[CacheRequestLease] = [sequence.lease for sequence in sequences]
         self.lease_rows: Int32s = np.array([lease.row for lease in self.leases], np.int32)
         self.tokens: Int32s = np.empty((size, max_tokens + 1), np.int32)
-        self.num_tokens: Int32s = np.array([sequence.intake.tokens.size for sequence in sequences], np.int32)
+        self.num_tokens: Int32s = np.array([sequence.said.tokens.size for sequence in sequences], np.int32)
         self.reuse_lengths: Int32s = np.array([sequence.plan.reused_token_length for sequence in sequences], np.int32)
         self.committed: Int32s = self.reuse_lengths.copy()
         self.common: Int32s = np.zeros(size, np.int32)
@@ -126,13 +132,13 @@ class Batch:
             else self.capacity.copy()
         )
         self.keys: list[SequenceKeys] = [sequence.keys for sequence in sequences]
-        self.extras: list[BlockKeyExtras] = [sequence.intake.extras for sequence in sequences]
+        self.extras: list[BlockKeyExtras] = [sequence.said.extras for sequence in sequences]
         self.media: list[NDArray[np.uint64] | None] = []
         self.staged: list[StagedHybridPublication | None] = [None] * size
         for slot, sequence in enumerate(sequences):
-            length = sequence.intake.tokens.size
-            self.tokens[slot, :length] = sequence.intake.tokens
-            self.media.append(_roomy_media(sequence.intake.media, max_tokens + 1))
+            length = sequence.said.tokens.size
+            self.tokens[slot, :length] = sequence.said.tokens
+            self.media.append(_roomy_media(sequence.said.media, max_tokens + 1))
 
     @property
     def size(self) -> int:
@@ -169,46 +175,51 @@ class Batch:
         media = self.media[slot]
         return None if media is None else media[:length]
 
-    def check_prefill(self, advances: Advances) -> None:
-        """Refuse advances that do not say: the whole prompt is materialised, and there is one lookahead token."""
-        _refuse(
-            _check_prefill(advances.counts, advances.committed, self.num_tokens),
-            "accepted {count} tokens and committed {committed}; after prefill accept exactly one token (the lookahead) "
+    def read_prefill(
+        self, advances: Sequence[ContextCacheSequenceAdvance] | ContextCacheBatchAdvance, common_lengths: Any
+    ) -> StepReport:
+        """Check the report of a prefill: the whole prompt is materialised, and there is one sampled token."""
+        report = read_report(advances, (), common_lengths, self.rules.common_lengths, self.size)
+        self._refuse(
+            _check_prefill(report.counts, report.committed, self.num_tokens),
+            "accepted {count} tokens and committed {committed}; after prefill accept exactly one token (the sampled one) "
             "and commit the whole prompt of {tokens} tokens",
-            self,
-            advances,
+            report,
         )
-
-    def check_decode(self, advances: Advances) -> None:
-        """Refuse advances that contradict the batch, or that reach beyond the prepared working set."""
-        expected = "exactly one token" if self.rules.single_token else "at least one token"
-        _refuse(
-            _check_decode(advances.counts, advances.committed, self.committed, self.rules.single_token),
-            f"accepted {{count}} tokens and committed {{committed}} after {{before}}; accept {expected}, "
-            "and commit as many more",
-            self,
-            advances,
-        )
-        _refuse(
-            _check_capacity(advances.committed, self.capacity),
-            "committed {committed}, beyond the {capacity} tokens that the step was prepared for; give "
-            "prepare_decode_step a larger headroom",
-            self,
-            advances,
-        )
-
-    def check_prefill_common(self, common: Int32s | None) -> None:
-        """Refuse common lengths other than the prompt's: base and draft agree on the whole prompt, or it failed."""
-        if common is not None and not np.array_equal(common, self.num_tokens):
+        if report.common is not None and not np.array_equal(report.common, self.num_tokens):
             raise ContractError(
-                f"common_state_lengths is {common.tolist()}; after prefill each equals the committed length, "
+                f"common_state_lengths is {report.common.tolist()}; after prefill each equals the committed length, "
                 f"{self.num_tokens.tolist()}"
             )
+        return report
 
-    def check_common(self, common: Int32s | None, committed: Int32s) -> None:
+    def read_decode(
+        self,
+        advances: Sequence[ContextCacheSequenceAdvance] | ContextCacheBatchAdvance,
+        completed: Any,
+        common_lengths: Any,
+    ) -> StepReport:
+        """Check the report of a step: it goes on from the batch, and stays within the prepared working set."""
+        report = read_report(advances, completed, common_lengths, self.rules.common_lengths, self.size)
+        expected = "exactly one token" if self.rules.single_token else "at least one token"
+        self._refuse(
+            _check_decode(report.counts, report.committed, self.committed, self.rules.single_token),
+            f"accepted {{count}} tokens and committed {{committed}} after {{before}}; accept {expected}, "
+            "and commit as many more",
+            report,
+        )
+        self._refuse(
+            _check_capacity(report.committed, self.capacity),
+            "committed {committed}, beyond the {capacity} tokens that the step was prepared for; give "
+            "prepare_decode_step a larger headroom",
+            report,
+        )
+        if report.common is not None:
+            self._check_common(report.common, report.committed)
+        return report if self.publishes_generated else replace(report, kept=report.kept[:0])
+
+    def _check_common(self, common: Int32s, committed: Int32s) -> None:
         """Refuse common lengths that shrink, pass the committed ones, or reach beyond the prepared draft pages."""
-        if common is None:
-            return
         slot = _check_common(common, self.common, committed)
         if slot >= 0:
             raise ContractError(
@@ -222,12 +233,25 @@ class Batch:
                 "step's draft pages cover; give prepare_decode_step a larger draft headroom, or report what the draft has"
             )
 
-    def advance(self, advances: Advances, common: Int32s | None) -> None:
-        """Append the accepted tokens and move the lengths; the advances were checked before."""
-        _append(self.tokens, self.num_tokens, advances.tokens, advances.counts)
-        self.committed[:] = advances.committed
-        if common is not None:
-            self.common[:] = common
+    def _refuse(self, slot: int, template: str, report: StepReport) -> None:
+        """Refuse the advance of a slot in the words of a template; nothing where the slot is -1."""
+        if slot < 0:
+            return
+        values = {
+            "count": report.counts[slot],
+            "committed": report.committed[slot],
+            "tokens": self.num_tokens[slot],
+            "before": self.committed[slot],
+            "capacity": self.capacity[slot],
+        }
+        raise ContractError(f"advance {slot} " + template.format(**values))
+
+    def advance(self, report: StepReport) -> None:
+        """Append the accepted tokens and move the lengths, as a checked report says."""
+        _append(self.tokens, self.num_tokens, report.tokens, report.counts)
+        self.committed[:] = report.committed
+        if report.common is not None:
+            self.common[:] = report.common
 
     def reserve_tokens(self, capacity: Int32s, draft_capacity: Int32s) -> None:
         """Say how many tokens the grown working set covers, on base and on draft pages; it never shrinks."""
@@ -275,19 +299,6 @@ def _roomy_media(media: NDArray[np.uint64] | None, width: int) -> NDArray[np.uin
     roomy = np.zeros((width, 2), np.uint64)
     roomy[: len(media)] = media
     return roomy
-
-
-def _refuse(slot: int, template: str, batch: Batch, advances: Advances) -> None:
-    if slot < 0:
-        return
-    values = {
-        "count": advances.counts[slot],
-        "committed": advances.committed[slot],
-        "tokens": batch.num_tokens[slot],
-        "before": batch.committed[slot],
-        "capacity": batch.capacity[slot],
-    }
-    raise ContractError(f"advance {slot} " + template.format(**values))
 
 
 @njit

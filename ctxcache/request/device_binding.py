@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxcache.arguments import Flags, Int32s
 from ctxcache.config import ContextCacheConfig, DeploymentConfig
 from ctxcache.device.arrays import Home
 from ctxcache.device.kv_pools import home_of
@@ -20,14 +21,12 @@ from ctxcache.errors import ContractError, DeploymentError
 from ctxcache.ids import RECURRENT_KINDS
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.jit import njit_in_place
-from ctxcache.manager.layout import Flags
 from ctxcache.manager.results import CacheRequestLease, LeaseGrowth, PageGrowth, PageIds
 from ctxcache.metrics import CoordinatorCounters
 from ctxcache.request.admission import DecodingKvHeadroom
 from ctxcache.request.batch import Batch
 from ctxcache.request.request import DeviceLink
 from ctxcache.request.snapshot_jobs import SnapshotSlots, snapshot_jobs
-from ctxcache.request.validation import Int32s
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,7 @@ import warnings
 import weakref
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, NoReturn, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,17 +24,27 @@ from ctxcache.ids import (
 from ctxcache.keys.identity import BlockKeyExtras
 from ctxcache.manager.results import CacheRequestLease
 from ctxcache.request.batch import NOT_FROZEN, Batch, StagedHybridPublication
+from ctxcache.request.owner import Custody
 from ctxcache.request.request import Request
 
-if TYPE_CHECKING:
-    from ctxcache.coordinator import ContextCacheCoordinator
+
+class RequestOwner(Protocol):
+    """Who admitted a request and ends it: the coordinator, as its handle sees it."""
+
+    def finish(self, request: RequestHandle) -> ContextCacheCoordinatorStatus:
+        """End a request, and publish what it has ready."""
+        ...
+
+    def abandon(self, request: RequestHandle) -> ContextCacheCoordinatorStatus:
+        """End a request, and publish nothing."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSlotToken:
     """Stands for the coordinator's one admission slot. The slot is free again once every lease is released."""
 
-    owner: ContextCacheCoordinator
+    owner: RequestOwner
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +53,7 @@ class SequenceState:
 
     Attributes:
         lease: its hold on pages and snapshot slots.
-        token_ids: `int32[n]`, the lookahead included.
+        token_ids: `int32[n]`, the sampled one included.
         key_extras: identity of its blocks.
         per_position_media_hash: `uint64[n, 2]`, or `None` for text.
         reuse_token_length: tokens that the prefill did not compute.
@@ -88,7 +98,7 @@ class RequestState:
         sequences: one a slot; none of a handle that is empty.
     """
 
-    owner: ContextCacheCoordinator
+    owner: RequestOwner
     request_slot: RequestSlotToken | None
     stream: Any
     execution_mode: ContextCacheExecutionMode
@@ -108,10 +118,11 @@ class RequestHandle:
     dropped without either is abandoned with a `ResourceWarning`. It cannot be copied or pickled.
     """
 
-    __slots__ = ("__weakref__", "_coordinator", "_request")
+    __slots__ = ("__weakref__", "_custody", "_owner", "_request")
 
-    def __init__(self, coordinator: ContextCacheCoordinator, request: Request) -> None:
-        self._coordinator = coordinator
+    def __init__(self, owner: RequestOwner, custody: Custody, request: Request) -> None:
+        self._owner = owner
+        self._custody = custody
         self._request = request
         request.handle = weakref.ref(self)
 
@@ -137,8 +148,8 @@ class RequestHandle:
         compaction = request.compaction
         sequences = tuple(_view(batch, slot) for slot in range(batch.size)) if self.valid else ()
         return RequestState(
-            owner=self._coordinator,
-            request_slot=RequestSlotToken(self._coordinator) if self._occupies_the_slot() else None,
+            owner=self._owner,
+            request_slot=RequestSlotToken(self._owner) if self._custody.holds(request) else None,
             stream=request.link.stream,
             execution_mode=batch.execution_mode,
             phase=request.phase,
@@ -150,13 +161,9 @@ class RequestHandle:
             sequences=sequences,
         )
 
-    def _occupies_the_slot(self) -> bool:
-        custody = self._coordinator._custody  # noqa: SLF001 - two halves of one owner
-        return self._request in (custody.active, custody.quarantined)
-
     def close(self) -> ContextCacheCoordinatorStatus:
         """Abandon the request: drain what is pending, release everything, publish nothing. Idempotent."""
-        return self._coordinator.abandon(self)
+        return self._owner.abandon(self)
 
     def __enter__(self) -> Self:
         return self
@@ -165,13 +172,13 @@ class RequestHandle:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if kind is None:
-            self._coordinator.finish(self)
+            self._owner.finish(self)
         else:
-            self._coordinator.abandon(self)
+            self._owner.abandon(self)
 
-    def _request_of(self, coordinator: object, *, may_be_empty: bool) -> Request:
+    def request_of(self, owner: object, *, may_be_empty: bool) -> Request:
         """Return the request to its own coordinator; refuse others, and empty handles where those mean nothing."""
-        if coordinator is not self._coordinator:
+        if owner is not self._owner:
             raise ContractError("the request belongs to another coordinator; pass it to the one that admitted it")
         if not (may_be_empty or self.valid):
             raise ContractError(f"the handle is empty (its request is {self._request.state}); begin another request")
@@ -179,11 +186,11 @@ class RequestHandle:
 
     def __del__(self) -> None:
         request = getattr(self, "_request", None)
-        if request is None or not request.held or self._coordinator._custody.pid != os.getpid():  # noqa: SLF001
+        if request is None or not request.held or self._custody.pid != os.getpid():
             return
         state = request.state
         try:
-            self._coordinator._custody.drop(request)  # noqa: SLF001 - two halves of one owner
+            self._custody.drop(request)
         finally:  # last: where warnings are errors this raises
             warnings.warn(
                 f"a RequestHandle was dropped in state {state.value!r}; finish() or close() it",

@@ -1,7 +1,7 @@
 """Who holds the coordinator's one request, and how every way out of it ends: released, or quarantined.
 
 Custody serialises the operations, fires transitions for them, turns a failed drain into a quarantine, and looks after
-requests whose handle is gone.
+requests whose handle is gone, and at the end after what nobody shut down. `ctxcache.interrupts` has the rules that it keeps.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import os
 import threading
 from collections.abc import Callable
 from functools import wraps
-from types import TracebackType
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from ctxcache.device.streams import is_per_thread
 from ctxcache.errors import ContractError, InvariantError
 from ctxcache.fsm import DrainFailed, State, fire, is_declared
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
+from ctxcache.interrupts import Undoing, run_alone
 from ctxcache.manager.manager import ContextCacheManager
 from ctxcache.request.request import DeviceLink, Request
 
@@ -91,29 +91,26 @@ class Custody:
                 f"{operation} was called from inside a hook, synchroniser or callback of the same coordinator; "
                 "call it after the running operation has returned"
             )
+        return cast("T", run_alone(self._lock, True, self._operate, operation, work, arguments, options))
+
+    def _operate(
+        self, operation: str, work: Callable[..., T], arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> T:
+        request = self.active
+        state = request.state if request is not None else None
         try:
-            self._lock.acquire()
-            request = self.active
-            state = request.state if request is not None else None
-            try:
-                self._require_its_stream(operation)
-                self._link.announce(operation)
-                return work(*arguments, **options)
-            except Exception:
-                raise
-            except BaseException:
-                # An interrupt behind a transition: what the host had still to move for it has not moved.
-                if request is not None and request.state is not state:
-                    self.condemn(request)
-                raise
-            finally:
-                self.reap()
+            self._require_its_stream(operation)
+            self._link.announce(operation)
+            return work(*arguments, **options)
+        except Exception:
+            raise
+        except BaseException:
+            # An interrupt behind a transition: what the host had still to move for it has not moved.
+            if request is not None and request.state is not state:
+                self.condemn(request)
+            raise
         finally:
-            # Without asking whether it was taken: an interrupt may have come between that and the note of it.
-            try:  # noqa: SIM105 - `suppress` is Python, in which an interrupt could fall
-                self._lock.release()
-            except RuntimeError:
-                pass
+            self.reap()
 
     def fire(self, request: Request, trigger: str) -> Status:
         """Run one transition of a request. A failed drain quarantines it; see `ctxcache.fsm.fire` for what is raised.
@@ -135,13 +132,17 @@ class Custody:
             raise
         return Status.OK
 
-    def committing(self, request: Request) -> _Committing:
-        """Move host state. What raises in here is our own fault, and leaves the request as a failed enqueue does."""
-        return _Committing(self, request)
+    def holds(self, request: Request) -> bool:
+        """Whether the request takes the admission slot: until every lease of it is released."""
+        return request is self.active or request is self.quarantined
 
-    def condemning(self, request: Request) -> _Condemning:
+    def committing(self, request: Request) -> Undoing[Request]:
+        """Move host state. What raises in here is our own fault, and leaves the request as a failed enqueue does."""
+        return Undoing(self.condemn, request, _our_fault)
+
+    def condemning(self, request: Request, explain: Callable[[Exception], Exception] | None = None) -> Undoing[Request]:
         """Let the request be fit for nothing but its end when something raises in here."""
-        return _Condemning(self, request)
+        return Undoing(self.condemn, request, explain)
 
     def condemn(self, request: Request) -> None:
         """Let the request be fit for nothing but its end."""
@@ -194,15 +195,10 @@ class Custody:
         if self._is_inside():
             return  # the running operation looks after it
         try:
-            if self._lock.acquire(blocking=False):  # otherwise the operation that holds it, or the next one, does
-                self.reap()
+            # Where another thread runs an operation, that one or the next looks after it.
+            run_alone(self._lock, False, self.reap)
         except BaseException:  # noqa: BLE001 - nothing may escape from a finaliser
             _LOG.exception("a dropped request could not be abandoned cleanly")
-        finally:
-            try:  # noqa: SIM105 - as above
-                self._lock.release()
-            except RuntimeError:
-                pass
 
     def shutdown(self) -> Status:
         """Stop admitting. A quarantine ends when its drain now succeeds; an active request keeps the coordinator open."""
@@ -287,35 +283,40 @@ class Custody:
         )
 
 
-class _Guard:
-    """What is done to a request when something raises inside the block. No generator, which would outlive an interrupt."""
-
-    __slots__ = ("_custody", "_request")
-
-    def __init__(self, custody: Custody, request: Request) -> None:
-        self._custody = custody
-        self._request = request
-
-    def __enter__(self) -> None:
-        pass
+def _our_fault(error: Exception) -> InvariantError:
+    return InvariantError(
+        f"moving host state forward raised {error!r}; please report this, then finish or abandon the request"
+    )
 
 
-class _Committing(_Guard):
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is None:
-            return
-        self._custody.condemn(self._request)
-        if isinstance(error, Exception):
-            raise InvariantError(
-                f"moving host state forward raised {error!r}; please report this, then finish or abandon the request"
-            ) from error
+# The end of a coordinator that nobody shut down: garbage-collected, or still there when the interpreter exits.
+
+_UNPROVEN: list[Any] = []
+"""What a device may still write. It is kept for the rest of the process: freed memory could become somebody else's."""
 
 
-class _Condemning(_Guard):
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self._custody.condemn(self._request)
+def end_of_life(custody: Custody, resources: Any) -> None:
+    """Abandon the active request and shut down. Lets nothing escape; does nothing in a forked child.
+
+    Args:
+        custody: the coordinator's custody; it outlives the coordinator for this call.
+        resources: kept referenced when the device could not be proven idle.
+    """
+    if custody.pid != os.getpid():
+        return
+    try:
+        close(custody, resources)
+    except BaseException:  # noqa: BLE001 - nothing may escape from a finaliser
+        _LOG.exception("a coordinator could not be shut down cleanly")
+        _UNPROVEN.append((custody, resources))
+
+
+def close(custody: Custody, resources: Any) -> None:
+    """Abandon the active request and shut down; a device that cannot be proven idle keeps its resources."""
+    if custody.shut:
+        return
+    custody.run("abandon", custody.abandon_active)
+    custody.run("shutdown", custody.shutdown)
+    if not custody.shut:
+        _LOG.error("shut down without a proof that the device is idle: its caches and page tables are never freed")
+        _UNPROVEN.append((custody, resources))

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxcache.arguments import Int32s
 from ctxcache.device.page_sums import allocate_sums, fold
 from ctxcache.errors import DeviceError, PageCorruptionError
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
@@ -22,7 +22,6 @@ from ctxcache.manager.manager import ContextCacheManager
 from ctxcache.request.batch import NOT_FROZEN, Batch
 from ctxcache.request.owner import Custody
 from ctxcache.request.request import DeviceLink, PageSums, Request
-from ctxcache.request.validation import Int32s
 
 _Blocks = tuple[int, int, int]
 """A slot, and its blocks `[first, last)`."""
@@ -85,7 +84,7 @@ class PageSanitizer(NoSanitizer):
         )
         if status is Status.OK and live.sums is not None:
             with self._custody.condemning(live):
-                for role, pages, sums in self._read(live.sums):
+                for role, pages, sums in self._read(live, live.sums):
                     self._compare(role, pages, sums)
         return self._let_go(live, status)
 
@@ -106,7 +105,7 @@ class PageSanitizer(NoSanitizer):
         if status is Status.OK and live.sums is not None:
             label = self._label(trigger)
             with self._custody.condemning(live):
-                for role, pages, sums in self._read(live.sums):
+                for role, pages, sums in self._read(live, live.sums):
                     witnesses = zip(pages.tolist(), sums, strict=True)
                     self._witnesses[role].update({page: _Witness(each, label, label) for page, each in witnesses})
         return self._let_go(live, status)
@@ -132,7 +131,7 @@ class PageSanitizer(NoSanitizer):
             return Status.OK
         resources, ops = self._link.resources, self._link.ops
         cache = resources.draft_cache
-        with self._custody.condemning(live), _AskingDevice():
+        with self._custody.condemning(live, _device_failed):
             base_sums = allocate_sums(ops, resources.base_cache, base.size) if base.size else None
             draft_sums = allocate_sums(ops, cache, draft.size) if draft.size and cache is not None else None
         live.sums = PageSums(base, base_sums, draft, draft_sums)
@@ -144,12 +143,12 @@ class PageSanitizer(NoSanitizer):
             live.sums = None
         return status
 
-    def _read(self, sums: PageSums) -> list[tuple[str, Int32s, NDArray[np.int64]]]:
+    def _read(self, live: Request, sums: PageSums) -> list[tuple[str, Int32s, NDArray[np.int64]]]:
         sides = (("base", sums.base_pages, sums.base_sums), ("draft", sums.draft_pages, sums.draft_sums))
         read = []
         for role, pages, array in sides:
             if array is not None:
-                with _AskingDevice():
+                with self._custody.condemning(live, _device_failed):
                     host = self._link.ops.to_host(array)
                 read.append((role, pages, fold(host)))
         return read
@@ -189,17 +188,8 @@ class PageSanitizer(NoSanitizer):
         return None
 
 
-class _AskingDevice:
-    """Turns whatever device ops raise while they allocate or copy into a `DeviceError`."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if isinstance(error, Exception):
-            raise DeviceError(f"the device ops raised {error!r} at page sums; finish or abandon the request") from error
+def _device_failed(error: Exception) -> DeviceError:
+    return DeviceError(f"the device ops raised {error!r} at page sums; finish or abandon the request")
 
 
 _OPERATIONS = {

@@ -1,15 +1,22 @@
 """When what becomes reusable: one publication policy per execution mode, chosen when a request is admitted.
 
 The coordinator calls the same moments for every mode. A moment that begins with `stage_` reserves and returns what is to
-be captured; a moment that begins with `publish_` runs after the state is proven complete.
+be captured; a moment that begins with `publish_` runs after the state is proven complete. What a moment publishes of a slot:
+
+    attention        [0, committed // P)                        full blocks; the rest of the last page stays private
+    shared KV        [0, min(frozen, common) // P)              and at the first verification only
+    EAGLE            the same, as pairs of base and draft pages
+    recurrent        the state after exactly `length` tokens, and the blocks [0, length // P) before it
+    hybrid MTP       the same, and the blocks [0, (length - 1) // P): the boundary token's page is private
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import numpy as np
 
+from ctxcache.arguments import Int32s
 from ctxcache.device.ops import SnapshotJobs
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ContextCacheExecutionMode as Mode
@@ -18,12 +25,8 @@ from ctxcache.manager.manager import ContextCacheManager
 from ctxcache.manager.results import HybridCheckpointKey
 from ctxcache.metrics import CoordinatorCounters
 from ctxcache.request.batch import NOT_FROZEN, Batch, StagedHybridPublication
-from ctxcache.request.identity_memory import IdentityMemory
+from ctxcache.request.explain import IdentityMemory
 from ctxcache.request.snapshot_jobs import SnapshotSlots, snapshot_jobs
-from ctxcache.request.validation import Int32s
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class PublicationPolicy:

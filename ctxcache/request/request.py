@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ctxcache.arguments import Int32s
 from ctxcache.device.ops import DeviceOps, HiddenRow, SnapshotJobs, StreamSynchronizer
+from ctxcache.device.resources import ContextCachePhysicalResources
+from ctxcache.device.snapshots import HybridSnapshotStorage
 from ctxcache.fsm import INITIAL, PENDING, PHASES, State
 from ctxcache.ids import Phase
 from ctxcache.metrics import CoordinatorCounters
 from ctxcache.request.batch import Batch
 from ctxcache.request.publication_policy import PublicationPolicy
-from ctxcache.request.validation import Int32s
-
-if TYPE_CHECKING:
-    from ctxcache.device.resources import ContextCachePhysicalResources
-    from ctxcache.device.snapshots import HybridSnapshotStorage
 
 
 @dataclass(slots=True, eq=False)

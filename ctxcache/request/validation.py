@@ -7,20 +7,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ctxcache.arguments import as_plain
-from ctxcache.device.arrays import Home, check_int32_target, check_writable, view_array
+from ctxcache.arguments import (
+    Int32s,
+    Words,
+    as_int32s,
+    as_integer,
+    as_plain,
+    check_mapping,
+    check_member,
+    check_sequence,
+)
+from ctxcache.config import EXECUTION_MODES, DeploymentConfig
+from ctxcache.device.compiled_checks import are_distinct_slots, are_within
 from ctxcache.errors import ContractError
-from ctxcache.ids import ContextCacheCommitPolicy, ContextCacheExecutionMode, ContextCacheLookupPolicy
-from ctxcache.jit import njit_in_place
+from ctxcache.ids import (
+    ContextCacheCommitPolicy,
+    ContextCacheDeploymentKind,
+    ContextCacheExecutionMode,
+    ContextCacheLookupPolicy,
+)
 from ctxcache.keys.chain import check_extras
 from ctxcache.keys.identity import BlockKeyExtras
 from ctxcache.keys.tokens import as_media_array, as_token_array
-from ctxcache.manager.layout import Flags
 from ctxcache.request.admission import (
     ContextCacheBatchAdmission,
     ContextCacheBatchAdvance,
@@ -28,22 +40,16 @@ from ctxcache.request.admission import (
     ContextCacheSequenceAdvance,
     DecodingKvHeadroom,
 )
-from ctxcache.request.execution_modes import CommonLengths
-
-Int32s = NDArray[np.int32]
-_Choice = TypeVar("_Choice")
-
-RETIRED = -1
-"""The new slot, in a compaction mapping, of a sequence that leaves the batch."""
+from ctxcache.request.execution_modes import STEP_RULES, CommonLengths, default_headroom, runs_cold
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SequenceIntake:
+class CheckedSequence:
     """One checked sequence: its tokens `int32[n]`, extras, and media digests `uint64[n, 2]` or `None`."""
 
     tokens: Int32s
     extras: BlockKeyExtras
-    media: NDArray[np.uint64] | None
+    media: Words | None
 
     @property
     def has_media(self) -> bool:
@@ -52,35 +58,131 @@ class SequenceIntake:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Advances:
-    """The checked advances of a batch: tokens `int32[batch, k]`, counts and committed lengths `int32[batch]`."""
+class CheckedAdmission:
+    """A checked admission.
+
+    Attributes:
+        sequences: one a slot.
+        execution_mode, commit_policy: as asked for.
+        lookup_policy: what is done, which is a bypass too where the mode has to run cold.
+        headroom: tokens beyond each prompt that the first working set covers.
+    """
+
+    sequences: list[CheckedSequence]
+    execution_mode: ContextCacheExecutionMode
+    lookup_policy: ContextCacheLookupPolicy
+    commit_policy: ContextCacheCommitPolicy
+    headroom: DecodingKvHeadroom
+
+    @property
+    def bypass(self) -> bool:
+        """Whether nothing is looked up and nothing published."""
+        return self.lookup_policy is ContextCacheLookupPolicy.BYPASS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepReport:
+    """What a caller reports of a prefill or a step, as arrays; what the numbers mean is checked against the batch.
+
+    Attributes:
+        tokens: accepted ones, `int32[batch, k]`; row `i` has `counts[i]`.
+        counts, committed: accepted tokens and committed lengths, `int32[batch]`.
+        common: how far base and draft state agree, `int32[batch]`, or `None` where the mode has no draft.
+        kept: slots whose generated state is to be kept, unique.
+    """
 
     tokens: Int32s
     counts: Int32s
     committed: Int32s
+    common: Int32s | None
+    kept: Int32s
 
 
-def read_admission(
-    admission: ContextCacheBatchAdmission, max_batch_size: int, modes: tuple[ContextCacheExecutionMode, ...]
-) -> list[SequenceIntake]:
-    """Check a whole batch admission against the engine's batch and the deployment's modes."""
-    if not isinstance(admission, ContextCacheBatchAdmission):
-        raise ContractError(f"admission is a {type(admission).__name__}; pass a ContextCacheBatchAdmission")
-    _require_member("execution_mode", admission.execution_mode, ContextCacheExecutionMode)
-    _require_member("lookup_policy", admission.lookup_policy, ContextCacheLookupPolicy)
-    _require_member("commit_policy", admission.commit_policy, ContextCacheCommitPolicy)
-    if admission.execution_mode not in modes:
-        raise ContractError(
-            f"execution_mode is {admission.execution_mode.name}; this deployment has "
-            f"{', '.join(mode.name for mode in modes)}"
+@dataclass(frozen=True, slots=True, eq=False)
+class AdmissionRules:
+    """What one coordinator admits.
+
+    Attributes:
+        deployment, kind: what is deployed.
+        enabled: whether anything is cached at all.
+        max_batch_size: sequences of the largest batch.
+        row_pages, draft_row_pages: pages of a page-table row, of the base's and of the draft's.
+    """
+
+    deployment: DeploymentConfig
+    kind: ContextCacheDeploymentKind
+    enabled: bool
+    max_batch_size: int
+    row_pages: int
+    draft_row_pages: int
+
+    def read(
+        self, admission: ContextCacheBatchAdmission, headroom: DecodingKvHeadroom | None = None
+    ) -> CheckedAdmission:
+        """Check a whole batch admission; `ContractError` for what could never be admitted."""
+        if not isinstance(admission, ContextCacheBatchAdmission):
+            raise ContractError(f"admission is a {type(admission).__name__}; pass a ContextCacheBatchAdmission")
+        check_member("execution_mode", admission.execution_mode, ContextCacheExecutionMode)
+        check_member("lookup_policy", admission.lookup_policy, ContextCacheLookupPolicy)
+        check_member("commit_policy", admission.commit_policy, ContextCacheCommitPolicy)
+        modes = EXECUTION_MODES[self.kind]
+        if admission.execution_mode not in modes:
+            raise ContractError(
+                f"execution_mode is {admission.execution_mode.name}; this deployment has "
+                f"{', '.join(mode.name for mode in modes)}"
+            )
+        check_sequence("sequences", admission.sequences)
+        if not 1 <= len(admission.sequences) <= self.max_batch_size:
+            raise ContractError(f"the batch has {len(admission.sequences)} sequences; admit 1 to {self.max_batch_size}")
+        sequences = [_read_sequence(index, sequence) for index, sequence in enumerate(admission.sequences)]
+        checked = CheckedAdmission(
+            sequences,
+            admission.execution_mode,
+            self._lookup_policy(admission, sequences),
+            admission.commit_policy,
+            self.read_headroom(headroom, admission.execution_mode),
         )
-    sequences = _require_sequence("sequences", admission.sequences)
-    if not 1 <= len(sequences) <= max_batch_size:
-        raise ContractError(f"the batch has {len(sequences)} sequences; admit 1 to {max_batch_size}")
-    return [_read_sequence(index, sequence) for index, sequence in enumerate(sequences)]
+        self._check_rows(checked)
+        return checked
+
+    def read_headroom(self, headroom: DecodingKvHeadroom | None, mode: ContextCacheExecutionMode) -> DecodingKvHeadroom:
+        """Return the headroom given, checked, or the mode's own."""
+        if headroom is None:
+            return default_headroom(self.deployment, mode)
+        if not isinstance(headroom, DecodingKvHeadroom):
+            raise ContractError(f"headroom is a {type(headroom).__name__}; pass a DecodingKvHeadroom")
+        return DecodingKvHeadroom(
+            as_integer("DecodingKvHeadroom.base_extra_tokens", headroom.base_extra_tokens),
+            as_integer("DecodingKvHeadroom.draft_extra_tokens", headroom.draft_extra_tokens),
+        )
+
+    def _lookup_policy(
+        self, admission: ContextCacheBatchAdmission, sequences: list[CheckedSequence]
+    ) -> ContextCacheLookupPolicy:
+        """Say whether a batch looks anything up: not when it drafts over media, nor in a mode that always runs cold."""
+        mode = admission.execution_mode
+        drafts_over_media = STEP_RULES[mode].speculative and any(sequence.has_media for sequence in sequences)
+        if not self.enabled or drafts_over_media or runs_cold(self.kind, mode):
+            return ContextCacheLookupPolicy.BYPASS
+        return admission.lookup_policy
+
+    def _check_rows(self, admission: CheckedAdmission) -> None:
+        """Refuse a sequence whose first working set does not fit a page-table row."""
+        tokens_per_page = self.deployment.base.tokens_per_page
+        sides = [("base", admission.headroom.base_extra_tokens, self.row_pages)]
+        if STEP_RULES[admission.execution_mode].paired:
+            sides.append(("draft", admission.headroom.draft_extra_tokens, self.draft_row_pages))
+        for index, sequence in enumerate(admission.sequences):
+            for side, extra, limit in sides:
+                pages = -(-(sequence.tokens.size + extra) // tokens_per_page)
+                if pages > limit:
+                    raise ContractError(
+                        f"sequence {index} has {sequence.tokens.size} tokens and {side} headroom {extra}, {pages} pages of "
+                        f"{tokens_per_page} tokens; a page-table row has {limit}: shorten it, or raise max_sequence_length"
+                    )
 
 
-def _read_sequence(index: int, sequence: ContextCacheSequenceAdmission) -> SequenceIntake:
+def _read_sequence(index: int, sequence: ContextCacheSequenceAdmission) -> CheckedSequence:
     if not isinstance(sequence, ContextCacheSequenceAdmission):
         raise ContractError(f"sequence {index} is a {type(sequence).__name__}; pass a ContextCacheSequenceAdmission")
     if not isinstance(sequence.key_extras, BlockKeyExtras):
@@ -92,38 +194,36 @@ def _read_sequence(index: int, sequence: ContextCacheSequenceAdmission) -> Seque
     if tokens.size == 0:
         raise ContractError(f"sequence {index} has no token; a prompt has at least one")
     media = sequence.per_position_media_hash
-    return SequenceIntake(tokens, sequence.key_extras, None if media is None else as_media_array(media, tokens.size))
+    return CheckedSequence(tokens, sequence.key_extras, None if media is None else as_media_array(media, tokens.size))
 
 
-def read_headroom(headroom: DecodingKvHeadroom | None, default: DecodingKvHeadroom) -> DecodingKvHeadroom:
-    """Return the headroom given, checked, or the deployment's own."""
-    if headroom is None:
-        return default
-    if not isinstance(headroom, DecodingKvHeadroom):
-        raise ContractError(f"headroom is a {type(headroom).__name__}; pass a DecodingKvHeadroom")
-    for name in ("base_extra_tokens", "draft_extra_tokens"):
-        value = getattr(headroom, name)
-        if not _is_integer(value) or not 0 <= value <= np.iinfo(np.int32).max:
-            raise ContractError(f"DecodingKvHeadroom.{name} is {value!r}; pass a non-negative number of tokens")
-    return headroom
-
-
-def read_advances(
-    advances: Sequence[ContextCacheSequenceAdvance] | ContextCacheBatchAdvance, batch_size: int
-) -> Advances:
-    """Check the form of a batch's advances; what the numbers mean is checked against the batch later."""
+def read_report(
+    advances: Sequence[ContextCacheSequenceAdvance] | ContextCacheBatchAdvance,
+    completed: Any,
+    common_lengths: Any,
+    rule: CommonLengths,
+    batch_size: int,
+) -> StepReport:
+    """Check the form of a report."""
     if isinstance(advances, ContextCacheBatchAdvance):
-        return _read_batch_advance(advances, batch_size)
-    items = _require_sequence("advances", advances)
-    if len(items) != batch_size:
-        raise ContractError(f"there are {len(items)} advances for {batch_size} sequences; give one a sequence")
-    runs = [_read_advance(slot, item) for slot, item in enumerate(items)]
+        tokens, counts, committed = _read_batch_advance(advances, batch_size)
+    else:
+        tokens, counts, committed = _read_advances(advances, batch_size)
+    common = _read_common_lengths(common_lengths, rule, committed)
+    return StepReport(tokens, counts, committed, common, read_slots(completed, batch_size))
+
+
+def _read_advances(advances: Sequence[ContextCacheSequenceAdvance], batch_size: int) -> tuple[Int32s, Int32s, Int32s]:
+    check_sequence("advances", advances)
+    if len(advances) != batch_size:
+        raise ContractError(f"there are {len(advances)} advances for {batch_size} sequences; give one a sequence")
+    runs = [_read_advance(slot, advance) for slot, advance in enumerate(advances)]
     counts = np.array([run.size for run in runs], np.int32)
     tokens = np.zeros((batch_size, max(1, int(counts.max()))), np.int32)
     for slot, run in enumerate(runs):
         tokens[slot, : run.size] = run
-    committed = read_lengths("committed_state_length", [item.committed_state_length for item in items], batch_size)
-    return Advances(tokens, counts, committed)
+    lengths = [advance.committed_state_length for advance in advances]
+    return tokens, counts, read_lengths("committed_state_length", lengths, batch_size)
 
 
 def _read_advance(slot: int, advance: ContextCacheSequenceAdvance) -> Int32s:
@@ -135,30 +235,29 @@ def _read_advance(slot: int, advance: ContextCacheSequenceAdvance) -> Int32s:
     return as_token_array(advance.accepted_token_ids)
 
 
-def _read_batch_advance(advance: ContextCacheBatchAdvance, batch_size: int) -> Advances:
+def _read_batch_advance(advance: ContextCacheBatchAdvance, batch_size: int) -> tuple[Int32s, Int32s, Int32s]:
     tokens = as_plain(np.asarray(advance.accepted_token_ids))
     if tokens.ndim != 2 or tokens.shape[0] != batch_size or tokens.dtype != np.int32:
         raise ContractError(f"accepted_token_ids is {tokens.dtype}{list(tokens.shape)}; pass int32[{batch_size}, k]")
     counts = read_lengths("accepted_token_counts", advance.accepted_token_counts, batch_size)
-    if not _all_within(counts, tokens.shape[1] + 1):
+    if not are_within(counts, tokens.shape[1] + 1):
         raise ContractError(
             f"accepted_token_counts holds {counts.min()} .. {counts.max()}; the rows have 0 .. {tokens.shape[1]} tokens"
         )
     committed = read_lengths("committed_state_lengths", advance.committed_state_lengths, batch_size)
-    return Advances(tokens, counts, committed)
+    return tokens, counts, committed
 
 
 def read_lengths(name: str, values: Any, batch_size: int) -> Int32s:
     """Check one integer a sequence; a plain int32 array is returned as it is."""
-    if not (isinstance(values, np.ndarray) and values.dtype == np.int32 and values.ndim == 1):
-        values = _integers(name, values)
+    values = as_int32s(name, values)
     if len(values) != batch_size:
         raise ContractError(f"{name} has {len(values)} entries for {batch_size} sequences; give one a sequence")
     checked: Int32s = as_plain(values)
     return checked
 
 
-def read_common_lengths(values: Any, rule: CommonLengths, committed: Int32s) -> Int32s | None:
+def _read_common_lengths(values: Any, rule: CommonLengths, committed: Int32s) -> Int32s | None:
     """Check that common state lengths are given where the mode has them; the default is the committed lengths."""
     if rule is CommonLengths.REFUSED:
         if values is not None:
@@ -171,94 +270,20 @@ def read_common_lengths(values: Any, rule: CommonLengths, committed: Int32s) -> 
     return read_lengths("common_state_lengths", values, committed.size)
 
 
-def read_slots(name: str, slots: Any, batch_size: int) -> Int32s:
+def read_slots(slots: Any, batch_size: int) -> Int32s:
     """Check a run of unique slots of the batch."""
-    if isinstance(slots, tuple) and not slots:
-        return _NO_SLOTS
-    checked: Int32s = as_plain(_integers(name, slots))
-    if not _all_within(checked, batch_size):
+    name = "publishable_completed_slots"
+    checked: Int32s = as_plain(as_int32s(name, slots))
+    if are_distinct_slots(checked, batch_size):
+        return checked
+    if not are_within(checked, batch_size):
         raise ContractError(
             f"{name} holds slots {checked.min()} .. {checked.max()}; the batch has 0 .. {batch_size - 1}"
         )
-    if _has_repeats(checked, np.zeros(batch_size, np.bool_)):
-        raise ContractError(f"{name} is {checked.tolist()}; name every slot once")
-    return checked
+    raise ContractError(f"{name} is {checked.tolist()}; name every slot once")
 
 
-def read_mapping(old_to_new: Any, new_batch_size: int, batch_size: int) -> Int32s:
-    """Check an old-to-new mapping and return a copy: survivors keep their order and fill the new batch exactly."""
-    mapping = _integers("old_to_new", old_to_new).copy()
-    if mapping.size != batch_size:
-        raise ContractError(f"old_to_new has {mapping.size} entries for {batch_size} slots; give one a slot")
-    survivors = mapping[mapping != RETIRED]
-    if not _is_integer(new_batch_size) or new_batch_size != survivors.size:
-        raise ContractError(
-            f"new_batch_size is {new_batch_size!r} and {survivors.size} sequences survive; they must be equal"
-        )
-    if not np.array_equal(survivors, np.arange(survivors.size)):
-        raise ContractError(
-            f"old_to_new is {mapping.tolist()}; survivors keep their order and fill 0 .. {survivors.size - 1}, "
-            f"a sequence that leaves is {RETIRED}"
-        )
-    return mapping
-
-
-def check_device_mapping(device_mapping: Any, batch_size: int, home: Home) -> None:
-    """Check the device array that a mapping is uploaded to as the ops that work at `home` will, before anything changes."""
-    check_int32_target("device_batch_mapping", device_mapping, batch_size, home)
-
-
-def require_writable(name: str, array: Any) -> None:
-    """Refuse an array that says that it must not be written, as the ops will."""
-    check_writable(name, view_array(array))
-
-
-def read_index(name: str, value: Any, low: int, high: int) -> int:
-    """Check an integer in `[low, high)`."""
-    if not _is_integer(value) or not low <= value < high:
-        raise ContractError(f"{name} is {value!r}; pass an integer in [{low}, {high})")
-    return int(value)
-
-
-def _integers(name: str, values: Any) -> Int32s:
-    try:
-        return as_token_array(values)
-    except ContractError as error:
-        raise ContractError(f"{name} must be a one-dimensional run of integers: {error}") from None
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def _require_member(name: str, value: Any, choices: type[_Choice]) -> None:
-    if not isinstance(value, choices):
-        raise ContractError(f"{name} is {value!r}; pass a {choices.__name__} member")
-
-
-def _require_sequence(name: str, values: Any) -> Sequence[Any]:
-    if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
-        raise ContractError(f"{name} is a {type(values).__name__}; pass a list or a tuple")
-    return values
-
-
-_NO_SLOTS: Int32s = np.empty(0, np.int32)
-_NO_SLOTS.flags.writeable = False
-
-
-@njit_in_place
-def _all_within(values: Int32s, end: int) -> bool:
-    """Whether all values lie in `[0, end)`."""
-    for value in values:  # noqa: SIM110 - compiled code has no generators
-        if value < 0 or value >= end:
-            return False
-    return True
-
-
-@njit_in_place
-def _has_repeats(slots: Int32s, seen: Flags) -> bool:
-    for slot in slots:
-        if seen[slot]:
-            return True
-        seen[slot] = True
-    return False
+def read_mapping(old_to_new: Any, new_batch_size: int, batch_size: int) -> tuple[Int32s, int]:
+    """Check an old-to-new mapping and return a copy, and how many survive it."""
+    survivors = as_integer("new_batch_size", new_batch_size, 0, batch_size + 1)
+    return check_mapping("old_to_new", old_to_new, batch_size, survivors).copy(), survivors

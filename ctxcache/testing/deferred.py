@@ -18,17 +18,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxcache.arguments import Int32s, as_int32s, as_integer
 from ctxcache.device.arrays import check_int32_array, check_int32_target
-from ctxcache.device.checks import as_index
-from ctxcache.device.kv_pools import INT32_LIMIT, check_batches, check_lengths
+from ctxcache.device.kv_pools import check_batches, check_lengths
 from ctxcache.device.ops import (
     ABSENT,
     HiddenRow,
-    Int32s,
     RuntimeDeviceOps,
     SnapshotJobs,
     StreamSynchronizer,
-    as_int32s,
     device_ordinal_of,
 )
 from ctxcache.device.page_sums import check_pages
@@ -165,7 +163,7 @@ class DeferredDeviceOps:
         """Enqueue an advance of the slots that are active now."""
         active = cache.active_batch_size
         if isinstance(increment, (int, np.integer)):
-            increment = as_index("increment", increment, INT32_LIMIT)
+            increment = as_integer("increment", increment)
         else:
             check_int32_array("increment", increment, active)
 

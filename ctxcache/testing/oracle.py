@@ -11,9 +11,8 @@ from enum import IntEnum
 from operator import index
 
 import numpy as np
-from numpy.typing import NDArray
 
-Words = NDArray[np.uint64]
+from ctxcache.arguments import Words
 
 GARBAGE = 0xDEAD_BEEF_0000_0000
 """What a rejected draft token leaves behind; no transcript's word but by an accident of 2**-64."""

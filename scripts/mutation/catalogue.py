@@ -112,8 +112,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a dropped handle is not looked after",
         "request/owner.py",
-        "            self.reap()\n        except",
-        "            pass\n        except",
+        "            run_alone(self._lock, False, self.reap)",
+        "            pass",
     ),
     Mutant(
         "a quarantine is never released",
@@ -195,7 +195,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "rows are trusted after a failed drain",
-        "service.py",
+        "coordinator.py",
         "self._binding.distrust_device_rows()",
         "pass",
     ),
@@ -213,9 +213,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a boundary is published though its drain failed",
-        "mtp.py",
-        "        if status is Status.OK:\n",
-        "        if True:\n",
+        "coordinator.py",
+        "        if status is Status.OK:\n            with self._custody.committing(live):\n                live.publication.publish_boundary",
+        "        if True:\n            with self._custody.committing(live):\n                live.publication.publish_boundary",
     ),
     Mutant(
         "block keys stay in their slots when sequences move",
@@ -304,14 +304,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an explanation matches in another mode than the request",
         "request/lookup.py",
-        "            mode=admission.execution_mode,\n            bypass=lookup_policy is ContextCacheLookupPolicy.BYPASS,",
-        "            bypass=lookup_policy is ContextCacheLookupPolicy.BYPASS,",
+        "            mode=admission.execution_mode,\n            bypass=admission.bypass,",
+        "            bypass=admission.bypass,",
     ),
     Mutant(
         "every sequence of a batch has the identity of the first",
         "request/lookup.py",
-        "keys = self._hasher.start(intake.extras)\n                result",
-        "keys = self._hasher.start(intakes[0].extras)\n                result",
+        "keys = self._hasher.start(sequence.extras)\n                result",
+        "keys = self._hasher.start(admission.sequences[0].extras)\n                result",
     ),
     Mutant(
         "media stay in their slots when sequences move",

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from support.device import R, build_rig, equal_images, ints
 
+from ctxcache.arguments import check_mapping
 from ctxcache.config import EngineConfig, RecurrentStateConfig
-from ctxcache.device.kv_pools import check_mapping
 from ctxcache.device.numba.ops import NumbaDeviceOps
 from ctxcache.device.numpy_ops import NumpyDeviceOps
 from ctxcache.errors import ContractError
@@ -159,4 +159,4 @@ def test_host_mappings_are_checked_and_uploaded() -> None:
             rig.synchronize()
             assert rig.ops.to_host(rig.base.kv_lengths)[:2].tolist() == [5, 7]
             assert rig.base.active_batch_size == 2
-    np.testing.assert_array_equal(check_mapping([-1, 0, 1], 3, 2), [-1, 0, 1])
+    np.testing.assert_array_equal(check_mapping("mapping", [-1, 0, 1], 3, 2), [-1, 0, 1])

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.keys import KEY, M1, NONE, exact_key_of, golden_keys, keys_of, run_of, sequences
+from support.keys import INT32_MAX, INT32_MIN, KEY, M1, NONE, exact_key_of, golden_keys, keys_of, run_of, sequences
 from support.siphash_twin import twin_keys
 
 from ctxcache.errors import ContractError
 from ctxcache.keys.chain import KeyHasher, hash_full_blocks
 from ctxcache.keys.identity import BlockKeyExtras
-from ctxcache.keys.tokens import INT32_MAX, INT32_MIN, as_media_array, as_token_array
+from ctxcache.keys.tokens import as_media_array, as_token_array
 
 # --- The keys are what the module says --------------------------------------------------------------------------------
 

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from support.keys import (
     DIGESTS,
     EXTRAS,
+    INT32_MAX,
+    INT32_MIN,
     KEY,
     M1,
     M2,
@@ -32,7 +34,6 @@ from ctxcache.ids import Hash128
 from ctxcache.keys.chain import hash_full_blocks
 from ctxcache.keys.identity import AdapterKey, BlockKeyExtras, MediaSpanKey, hash_opaque_identity
 from ctxcache.keys.siphash import hash_blocks, initial_state
-from ctxcache.keys.tokens import INT32_MAX, INT32_MIN
 
 
 @given(sequence=sequences(min_size=1), data=st.data())

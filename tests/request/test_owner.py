@@ -27,7 +27,7 @@ from ctxcache import (
 )
 from ctxcache.device.streams import PER_THREAD_DEFAULT_STREAM
 from ctxcache.fsm import State
-from ctxcache.request.lifetime import end_of_life
+from ctxcache.request.owner import end_of_life
 from ctxcache.testing import Fault, FaultInjector, FaultPlan
 
 

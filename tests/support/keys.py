@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from ctxcache.ids import Hash128
 from ctxcache.keys.chain import hash_exact_prefix, hash_full_blocks
 from ctxcache.keys.identity import AdapterKey, BlockKeyExtras, MediaSpanKey, hash_opaque_identity
-from ctxcache.keys.tokens import INT32_MAX, INT32_MIN
 
 KEY = bytes(range(16))
+INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 NONE = Hash128(0, 0)
 M1, M2, M3 = (hash_opaque_identity(name) for name in ("picture 1", "picture 2", "picture 3"))
 

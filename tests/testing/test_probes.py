@@ -188,7 +188,7 @@ def test_half_of_the_episodes_end_with_the_coordinator() -> None:
 
 def test_a_coordinator_that_is_left_too_early_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its way out releases without a drain."""
-    monkeypatch.setattr("ctxcache.service.close", lambda custody, resources: custody.release(custody.active))
+    monkeypatch.setattr("ctxcache.coordinator.close", lambda custody, resources: custody.release(custody.active))
     drawn = draw_episode(1, 0, [Kind.VANILLA])
     world = World(Episode(drawn.kind, drawn.sizes, 3))
     world.do(("begin", (((1, 2, 0, 1),), None, (), False, False), 2), 1)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxcache.arguments import Int32s, as_int32s, as_integer
 from ctxcache.device.arrays import (
     ANYWHERE,
     CUDA,
@@ -23,12 +24,11 @@ from ctxcache.device.arrays import (
     check_writable,
     view_array,
 )
-from ctxcache.device.checks import as_index
-from ctxcache.device.kv_pools import INT32_LIMIT, check_batches, check_lengths
+from ctxcache.device.kv_pools import check_batches, check_lengths
 from ctxcache.device.numba.inline import INLINE_INTS, NO_WORDS, as_words
 from ctxcache.device.numba.staging import Buffer, ChangeArena, StagingRing
 from ctxcache.device.numba.tables import SLOT_FIELDS, DeviceTables, describe_moves, describe_slots
-from ctxcache.device.ops import HiddenRow, Int32s, SnapshotJobs, StreamSynchronizer, as_int32s, storage_dtype
+from ctxcache.device.ops import HiddenRow, SnapshotJobs, StreamSynchronizer, storage_dtype
 from ctxcache.device.page_sums import SUM_LANES, check_pages, describe_pages
 from ctxcache.device.snapshots import check_hidden_row, check_jobs, check_slots
 from ctxcache.device.streams import is_per_thread, stream_handle
@@ -161,7 +161,7 @@ class NumbaDeviceOps:
         """See `RuntimeDeviceOps.advance_lengths`."""
         active, scalar, address = cache.active_batch_size, 0, 0
         if isinstance(increment, (int, np.integer)):
-            scalar = as_index("increment", increment, INT32_LIMIT)
+            scalar = as_integer("increment", increment)
         else:
             address = check_int32_array("increment", increment, active, self._home).address
         if active:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.device.ops import Int32s
+from ctxcache.arguments import Int32s
 
 _MIN_BYTES = 1 << 16
 _MAX_BUFFERS = 64

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from ctxcache.arguments import Words
 from ctxcache.device.kv_pools import HybridCacheManager
 from ctxcache.device.page_table import KVPageTable
 from ctxcache.ids import LayerType
-from ctxcache.testing.oracle import GARBAGE, Part, Transcript, Words, first_mismatch
+from ctxcache.testing.oracle import GARBAGE, Part, Transcript, first_mismatch
 
 WORD_BYTES = 8
 """Bytes of the keys (and of the values) of one token in one layer: one word."""
