@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from ctxcache.arguments import as_integer
 from ctxcache.config import ContextCacheConfig, DeploymentConfig
 from ctxcache.device.arrays import check_int32_target, check_writable, view_array
+from ctxcache.device.op_checks import check_hidden_row
 from ctxcache.device.ops import DeviceOps, HiddenRow, StreamSynchronizer
 from ctxcache.device.resources import ContextCachePhysicalResources, check_devices, check_successor
-from ctxcache.device.snapshots import check_hidden_row
 from ctxcache.device.streams import same_stream
 from ctxcache.errors import ContractError
 from ctxcache.fsm import is_declared, require_declared
@@ -359,7 +359,7 @@ class ContextCacheCoordinator:
         if not unsettled:
             require_declared(live, "begin_compaction")
         mapping, survivors = read_mapping(old_to_new, new_batch_size, live.batch.size)
-        check_int32_target("device_batch_mapping", device_batch_mapping, live.batch.size, self._binding.home)
+        check_int32_target("device_batch_mapping", device_batch_mapping, live.batch.size, self._binding.location)
         if unsettled:
             status = self._sanitizer.sum_frozen(live, "sum_settled")
             if status is Status.OK:

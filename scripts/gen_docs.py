@@ -267,7 +267,7 @@ SCENARIOS = {
 SCENARIO_FILES = {
     21: ("device/test_compaction_maps.py",),
     24: ("device/test_streams.py",),
-    25: ("device/test_staging.py",),
+    25: ("device/test_staging_ring.py", "device/test_staged_uploads.py"),
 }
 """Whole files that belong to a scenario beside the tests that carry its number."""
 

@@ -1,4 +1,9 @@
-"""The command line: `ctxcache`, also `python -m ctxcache`."""
+"""The command line: `ctxcache`, also `python -m ctxcache`.
+
+One module a command, and `bench/` with one folder a benchmark; `program` reads the arguments, `report` is what all print
+with. The top floor: may import everything, and nothing imports it. `doctor`, `installed_driver` and `report` import no
+dependency, and what is slow to import, or may be missing, is imported by the command that needs it.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +23,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         from ctxcache.cli.program import run  # noqa: PLC0415 - it may fail, and then this still has to work
     except ImportError as cause:
-        from ctxcache.cli.report import report  # noqa: PLC0415 - needs nothing but Python
+        from ctxcache.cli.doctor import diagnose  # noqa: PLC0415 - needs nothing but Python
 
         chosen = sys.argv[1:] if arguments is None else arguments
         if "doctor" not in chosen:
             sys.stderr.write(f"ctxcache: error: a dependency does not import: {cause}\n")
-        report(as_json="--json" in chosen)
+        diagnose(as_json="--json" in chosen)
         return 1
     return run(arguments)
 

@@ -1,4 +1,4 @@
-"""What the library stands on here, and what to do about each part that is missing or wrong.
+"""`ctxcache doctor`: what the library stands on here, and what to do about each part that is missing or wrong.
 
 Nothing here needs a GPU, starts a CUDA context, or imports the CUDA target: the driver is asked through its own
 library, packages through their metadata. Whatever goes wrong in a look becomes a finding.
@@ -18,7 +18,8 @@ from enum import Enum
 from importlib import metadata
 from typing import Any
 
-from ctxcache.cli.driver import Driver, look_for_driver
+from ctxcache.cli.installed_driver import InstalledDriver, look_for_driver
+from ctxcache.cli.report import write_json
 
 _NUMPY_BELOW = (2, 5)
 _SIMULATOR_VARIABLE = "NUMBA_ENABLE_CUDASIM"
@@ -74,6 +75,28 @@ class Finding:
             "found": self.found,
             "advice": list(self.advice),
         }
+
+
+def diagnose(*, as_json: bool) -> bool:
+    """Print what was found; returns whether something must be mended."""
+    findings = examine()
+    broken = [finding for finding in findings if finding.status is Status.BROKEN]
+    if as_json:
+        write_json({"broken": bool(broken), "findings": [finding.as_dict() for finding in findings]})
+        return bool(broken)
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        sys.stdout.write(f"{finding.status.value:<6}  {finding.name:<{width}}  {finding.found}\n")
+        for line in finding.advice:
+            sys.stdout.write(f"{'':<6}  {'':<{width}}  -> {line}\n")
+    sys.stdout.write(f"\n{_verdict(findings, broken)}\n")
+    return bool(broken)
+
+
+def _verdict(findings: tuple[Finding, ...], broken: list[Finding]) -> str:
+    if broken:
+        return f"To mend: {', '.join(finding.name for finding in broken)}."
+    return next(finding.verdict for finding in findings if finding.verdict)
 
 
 def examine() -> tuple[Finding, ...]:
@@ -183,14 +206,14 @@ def _numba_cache() -> Finding:
     return Finding("numba cache", Status.OK, str(place))
 
 
-def _driver(driver: Driver) -> Finding:
+def _driver(driver: InstalledDriver) -> Finding:
     if driver.problem:
         return Finding("driver", Status.ABSENT, driver.problem)
     names = ", ".join(f"{gpu.name} (compute {gpu.major}.{gpu.minor}, {gpu.memory_gib:.0f} GiB)" for gpu in driver.gpus)
     return Finding("driver", Status.OK, f"CUDA {driver.major}.{driver.minor}; {names}")
 
 
-def _install_for(driver: Driver) -> str:
+def _install_for(driver: InstalledDriver) -> str:
     """Name what a driver can use: the extra's compiler is that of CUDA 13."""
     if driver.version >= _EXTRA_FROM:
         return _INSTALL_GPU
@@ -200,7 +223,7 @@ def _install_for(driver: Driver) -> str:
     )
 
 
-def _numba_cuda(driver: Driver) -> Finding:
+def _numba_cuda(driver: InstalledDriver) -> Finding:
     version = version_of("numba-cuda")
     if version is not None:
         return Finding("numba-cuda", Status.OK, version)
@@ -209,7 +232,7 @@ def _numba_cuda(driver: Driver) -> Finding:
     return Finding("numba-cuda", Status.ABSENT, "not installed; only a GPU needs it")
 
 
-def _cuda_wheels(driver: Driver) -> Finding:
+def _cuda_wheels(driver: InstalledDriver) -> Finding:
     wheels = {name: version for name in _COMPILER_WHEELS if (version := version_of(name)) is not None}
     said = ", ".join(f"{name} {version}" for name, version in wheels.items())
     if not wheels:
@@ -227,7 +250,7 @@ def _cuda_wheels(driver: Driver) -> Finding:
     return Finding("cuda wheels", Status.OK, said)
 
 
-def _device(driver: Driver) -> Finding:
+def _device(driver: InstalledDriver) -> Finding:
     try:
         simulator = simulated()
     except ValueError:

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ctxcache import __version__
-from ctxcache.cli import commands
-from ctxcache.cli.bench.host_table import DEFAULT, WORKS
-from ctxcache.cli.report import report
+from ctxcache.cli import commands, faults
+from ctxcache.cli.bench.host.bounds import DEFAULT, WORKS
+from ctxcache.cli.bench.verdicts import Benchmark, print_run
+from ctxcache.cli.doctor import diagnose
+from ctxcache.cli.report import check_file
 from ctxcache.errors import ContextCacheError, ContractError
 from ctxcache.fsm import FORMATS, VIEWS, fault_groups
 from ctxcache.fsm.export.diagram import Format
@@ -61,6 +63,9 @@ def _dispatch(arguments: Sequence[str] | None) -> int:
     except SystemExit as stop:  # argparse has said why
         return stop.code if isinstance(stop.code, int) else WRONG_ARGUMENTS
     command = options.command
+    if command is None:
+        parser.print_help()
+        return DONE
     if command == "diagram":
         chosen: Format = "json" if options.json else options.format
         commands.diagram(chosen, options.view, options.output)
@@ -68,63 +73,53 @@ def _dispatch(arguments: Sequence[str] | None) -> int:
     if command == "faults":
         return _faults(options)
     if command == "simulate":
-        from ctxcache.cli.trials import run_simulation  # noqa: PLC0415 - the other commands do without
+        from ctxcache.cli.simulate import run_simulation  # noqa: PLC0415 - the other commands do without
 
         return DONE if run_simulation(options.seed, options.steps, as_json=options.json) else FAILED
     if command == "bench":
         return _bench(options)
     if command == "warmup":
-        commands.warm_up(as_json=options.json)
+        from ctxcache.cli.warmup import warm_up  # noqa: PLC0415 - the other commands do without Numba
+
+        warm_up(as_json=options.json)
         return DONE
-    return FAILED if report(as_json=options.json) else DONE
+    return FAILED if diagnose(as_json=options.json) else DONE
 
 
 def _faults(options: argparse.Namespace) -> int:
     kinds = tuple(ContextCacheDeploymentKind) if options.kind is None else (ContextCacheDeploymentKind(options.kind),)
     groups = fault_groups(kinds)
     if options.list:
-        commands.faults(groups, as_json=options.json)
+        faults.list_points(groups, as_json=options.json)
         return DONE
-    from ctxcache.cli.trials import run_again, run_sweep  # noqa: PLC0415 - the list does without
-
     if options.run is not None:
         if options.kind is not None:
             raise ContractError("--run names a deployment kind already; leave out --kind")
-        return DONE if run_again(options.run, as_json=options.json) else FAILED
-    if not options.json:
-        commands.faults(groups, as_json=False)
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-    clean = run_sweep(
-        groups,
-        pairs=not options.singles,
-        exhaustive=options.exhaustive,
-        as_json=options.json,
-        listed=commands.listed_points(groups),
-    )
+        return DONE if faults.run_again(options.run, as_json=options.json) else FAILED
+    clean = faults.run_sweep(groups, pairs=not options.singles, exhaustive=options.exhaustive, as_json=options.json)
     return DONE if clean else FAILED
 
 
 def _add_trials(subparsers: Any) -> None:
-    faults = subparsers.add_parser(
+    sweep = subparsers.add_parser(
         "faults",
         help="list the fault points, and fail every one of them",
         description="List every device touch that can be made to fail, and where a request goes when it does; then fail "
         "each in every way, alone and in ordered pairs, on small deployments, with the page sanitizer and without, and check "
         "that nothing is lost. Exit status 1 where something was. Takes minutes; --list takes none.",
     )
-    faults.add_argument(
+    sweep.add_argument(
         "--kind",
         type=str.lower,
         choices=[kind.value for kind in ContextCacheDeploymentKind],
         help="one deployment kind; default: all",
     )
-    extent = faults.add_mutually_exclusive_group()
+    extent = sweep.add_mutually_exclusive_group()
     extent.add_argument("--list", action="store_true", help="only list them")
     extent.add_argument("--singles", action="store_true", help="leave the pairs out")
     extent.add_argument("--exhaustive", action="store_true", help="pairs in every way of failing; takes hours")
     extent.add_argument("--run", metavar="NAME", help="only the one run that a sweep called so, exactly as it was")
-    faults.add_argument("--json", action="store_true", help="print JSON")
+    sweep.add_argument("--json", action="store_true", help="print JSON")
     simulation = subparsers.add_parser(
         "simulate",
         help="random lives of every deployment kind",
@@ -140,23 +135,25 @@ def _add_trials(subparsers: Any) -> None:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    if options.part == "host":
-        return _bench_host(options)
-    from ctxcache.cli.bench.device import print_report  # noqa: PLC0415 - asks for a CUDA target, which may be absent
-
-    sizes = (options.repeats, options.layers, options.batch, options.state_kib, options.conv_kib)
-    return DONE if print_report(sizes, as_json=options.json) else FAILED
+    run = _host_bench(options) if options.part == "host" else _device_bench(options)
+    return DONE if print_run(run, as_json=options.json) else FAILED
 
 
-def _bench_host(options: argparse.Namespace) -> int:
-    from ctxcache.cli.bench.host import print_report  # noqa: PLC0415 - the other commands do without
-    from ctxcache.cli.bench.host_work import QUICK, Sizes  # noqa: PLC0415
+def _device_bench(options: argparse.Namespace) -> Benchmark:
+    from ctxcache.cli.bench.device.measure import Geometry, run  # noqa: PLC0415 - asks for a CUDA target, which may be absent
+
+    geometry = Geometry(options.layers, options.batch, options.state_kib << 10, options.conv_kib << 10)
+    return lambda show: run(geometry, options.repeats, show)
+
+
+def _host_bench(options: argparse.Namespace) -> Benchmark:
+    from ctxcache.cli.bench.host.manager_work import QUICK, Sizes  # noqa: PLC0415 - the other commands do without
+    from ctxcache.cli.bench.host.measure import run  # noqa: PLC0415
 
     if options.plot is not None:
-        commands.check_file(options.plot)
+        check_file(options.plot)
     sizes = QUICK if options.quick else Sizes(repeats=options.repeats)
-    met = print_report(options.only or DEFAULT, sizes, as_json=options.json, plot=options.plot)
-    return DONE if met else FAILED
+    return lambda show: run(options.only or DEFAULT, sizes, show, options.plot)
 
 
 def _add_bench(subparsers: Any) -> None:
@@ -208,7 +205,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Exit status: 0 done, 1 failed or something to mend, 2 wrong arguments.",
     )
     parser.add_argument("--version", action="version", version=f"ctxcache {__version__}")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     diagram = subparsers.add_parser(
         "diagram",

@@ -69,7 +69,7 @@ class ArrayView(NamedTuple):
         return True
 
 
-class Home(NamedTuple):
+class Location(NamedTuple):
     """Where device ops work: what an array must lie in, for the ops to reach it.
 
     Attributes:
@@ -81,7 +81,7 @@ class Home(NamedTuple):
     device: int = -1
 
 
-ANYWHERE = Home(SIMULATOR)
+ANYWHERE = Location(SIMULATOR)
 
 
 def view_array(array: Any) -> ArrayView:
@@ -142,20 +142,22 @@ def check_same_layout(target: NDArray[Any] | ArrayView, source: NDArray[Any]) ->
         )
 
 
-def whereabouts(array: Any, view: ArrayView, home: Home) -> str | None:
+def whereabouts(array: Any, view: ArrayView, location: Location) -> str | None:
     """Say where an array lies that ops cannot reach from where they work, and where that is; `None` for one they can."""
-    if home.place == SIMULATOR:
+    if location.place == SIMULATOR:
         return None
     place = HOST if view.place == SIMULATOR else view.place
     device = device_of(array, view)
-    if place == home.place and (device < 0 or home.device < 0 or device == home.device):
+    if place == location.place and (device < 0 or location.device < 0 or device == location.device):
         return None
-    return f"lies on {view.place} {max(device, 0)} and the device ops work on {home.place} {max(home.device, 0)}"
+    return (
+        f"lies on {view.place} {max(device, 0)} and the device ops work on {location.place} {max(location.device, 0)}"
+    )
 
 
-def check_reachable(name: str, array: Any, view: ArrayView, home: Home) -> None:
+def check_reachable(name: str, array: Any, view: ArrayView, location: Location) -> None:
     """Check that ops reach an array from where they work, or raise `ContractError`."""
-    where = whereabouts(array, view, home)
+    where = whereabouts(array, view, location)
     if where is not None:
         raise ContractError(f"{name} {where}; pass an array of that device")
 
@@ -166,14 +168,14 @@ def check_writable(name: str, view: ArrayView) -> None:
         raise ContractError(f"{name} is read-only; pass an array that may be written")
 
 
-def check_int32_array(name: str, array: Any, least: int, home: Home = ANYWHERE) -> ArrayView:
+def check_int32_array(name: str, array: Any, least: int, location: Location = ANYWHERE) -> ArrayView:
     """Describe a device array of the caller's that must hold `least` int32 values at least.
 
     Args:
         name: what the array is.
         array: it.
         least: entries that it needs.
-        home: where the ops work that use it.
+        location: where the ops work that use it.
 
     Raises:
         ContractError: no array, not one-dimensional, of another dtype, with gaps, too short, at an address that is no
@@ -192,13 +194,13 @@ def check_int32_array(name: str, array: Any, least: int, home: Home = ANYWHERE) 
         raise ContractError(f"{name} has {view.shape[0]} entries and {least} are needed; pass a longer array")
     if view.address % view.itemsize:
         raise ContractError(f"{name} lies at address {view.address}; pass an array at a multiple of {view.itemsize}")
-    check_reachable(name, array, view, home)
+    check_reachable(name, array, view, location)
     return view
 
 
-def check_int32_target(name: str, array: Any, least: int, home: Home = ANYWHERE) -> ArrayView:
+def check_int32_target(name: str, array: Any, least: int, location: Location = ANYWHERE) -> ArrayView:
     """Describe a device array of the caller's that is written: `check_int32_array`, and not read-only."""
-    view = check_int32_array(name, array, least, home)
+    view = check_int32_array(name, array, least, location)
     check_writable(name, view)
     return view
 

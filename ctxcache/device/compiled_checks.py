@@ -8,10 +8,16 @@ from __future__ import annotations
 import numpy as np
 
 from ctxcache.arguments import Int32s
-from ctxcache.device.numba.tables import JOB_BASE_PAGE, JOB_DRAFT_PAGE, JOB_PARTIAL, JOB_RECURRENT, JOB_SLOT, JOB_TOKENS
+from ctxcache.device.ops import (
+    ABSENT,
+    JOB_BASE_PAGE,
+    JOB_DRAFT_PAGE,
+    JOB_PARTIAL,
+    JOB_RECURRENT,
+    JOB_SLOT,
+    JOB_TOKENS,
+)
 from ctxcache.jit import njit, njit_part
-
-ABSENT = -1
 
 
 @njit

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.arguments import INT32_LIMIT, Int32s, as_int32s, as_integer, check_mapping, is_integer
+from ctxcache.arguments import as_int32s, as_integer, check_mapping, describe, is_integer
 from ctxcache.config import DTYPE_BYTES, EngineConfig
-from ctxcache.device.arrays import ArrayView, Home, device_of, view_array, whereabouts
-from ctxcache.device.checks import as_list, check_engine
-from ctxcache.device.compiled_checks import are_within
+from ctxcache.device.arrays import ArrayView, view_array, whereabouts
 from ctxcache.device.defaults import ops_or_default
-from ctxcache.device.ops import DeviceOps, RuntimeDeviceOps, device_ordinal_of
+from ctxcache.device.op_checks import check_batches
+from ctxcache.device.ops import RuntimeDeviceOps, location_of
 from ctxcache.device.ownership import Ownership
 from ctxcache.errors import ContractError, DeploymentError
 from ctxcache.ids import LayerType
-
-"""What a length or an increment must be below."""
 
 
 def kv_pool_shape(config: EngineConfig, attention_index: int) -> tuple[int, int, int, int, int]:
@@ -41,6 +38,19 @@ def state_shapes(config: EngineConfig) -> tuple[tuple[int, ...], tuple[int, ...]
     return (batch, layer.num_heads, layer.head_dim, layer.state_size), (batch, layer.conv_dim, layer.conv_kernel)
 
 
+def _layouts(config: EngineConfig) -> tuple[tuple[str, str, list[tuple[int, ...]]], ...]:
+    """By argument of `from_arrays`: the dtype of its arrays, and the shape of each."""
+    pools: list[tuple[int, ...]] = [kv_pool_shape(config, i) for i in range(config.num_attention_layers)]
+    state_shape, conv_shape = state_shapes(config)
+    layer, count = config.recurrent, config.num_recurrent_layers
+    state_dtype, conv_dtype = ("", "") if layer is None else (layer.dtype, layer.conv_dtype)
+    return (
+        ("kv_pools", config.kv_dtype, pools),
+        ("recurrent", state_dtype, [state_shape] * count),
+        ("conv", conv_dtype, [conv_shape] * count),
+    )
+
+
 class HybridCacheManager(Ownership):
     """The device memory of one model's context: KV pools per attention layer, state per recurrent layer, lengths.
 
@@ -52,17 +62,17 @@ class HybridCacheManager(Ownership):
             only resets and compacts them.
         active_batch_size: slots in use; host state, set by `reset_lengths` and `compact_slot_state`.
         role: "base" or "draft"; names the cache's fault points.
+        kv_pools: the pools of the attention layers, in model order; a borrowed one is the very object that was lent.
+        num_pages: pages of each of them; 0 for a model without attention layers.
+        max_batch: slots.
     """
 
     def __init__(self, config: EngineConfig, stream: Any, *, device_ops: RuntimeDeviceOps | None = None) -> None:
-        check_engine("config", config)
+        _check_engine(config)
         ops = ops_or_default(device_ops)
-        state_shape, conv_shape = state_shapes(config)
-        pools = [ops.allocate(kv_pool_shape(config, i), config.kv_dtype) for i in range(config.num_attention_layers)]
-        states, convs = [], []
-        if config.recurrent is not None:
-            states = [ops.allocate(state_shape, config.recurrent.dtype) for _ in range(config.num_recurrent_layers)]
-            convs = [ops.allocate(conv_shape, config.recurrent.conv_dtype) for _ in range(config.num_recurrent_layers)]
+        pools, states, convs = (
+            [ops.allocate(shape, dtype) for shape in shapes] for _, dtype, shapes in _layouts(config)
+        )
         self._set_up(config, stream, ops, (pools, states, convs))
 
     @classmethod
@@ -90,8 +100,8 @@ class HybridCacheManager(Ownership):
             DeploymentError: no engine, a wrong number of arrays, or one of another shape, element size or device, one
                 that has gaps, or one that is read-only.
         """
-        check_engine("config", config)
-        arrays = (as_list("kv_pools", kv_pools), as_list("recurrent", recurrent), as_list("conv", conv))
+        _check_engine(config)
+        arrays = (_as_list("kv_pools", kv_pools), _as_list("recurrent", recurrent), _as_list("conv", conv))
         ops = ops_or_default(device_ops)
         cache = cls.__new__(cls)
         cache._set_up(config, stream, ops, arrays)  # noqa: SLF001 - its own
@@ -110,7 +120,10 @@ class HybridCacheManager(Ownership):
         self.device_ops = ops
         self.role = "base"
         self.active_batch_size = 0
-        self._kv_pools, self._states, self._convs = arrays
+        pools, self._states, self._convs = arrays
+        self.kv_pools = tuple(pools)
+        self.num_pages = config.num_pages if pools else 0
+        self.max_batch = config.max_batch_size
         of_type = {kind: [i for i, layer in enumerate(config.layers) if layer is kind] for kind in LayerType}
         self._attention_index = {layer: i for i, layer in enumerate(of_type[LayerType.ATTENTION])}
         self._recurrent_index = {layer: i for i, layer in enumerate(of_type[LayerType.RECURRENT])}
@@ -120,21 +133,6 @@ class HybridCacheManager(Ownership):
     def lengths_view(self) -> ArrayView:
         """Where `kv_lengths` lies."""
         return view_array(self.kv_lengths)
-
-    @property
-    def num_pages(self) -> int:
-        """Pages of every attention layer's pool; 0 for a model without attention layers."""
-        return self.config.num_pages if self._kv_pools else 0
-
-    @property
-    def max_batch(self) -> int:
-        """Slots."""
-        return self.config.max_batch_size
-
-    @property
-    def kv_pools(self) -> tuple[Any, ...]:
-        """The pools of the attention layers, in model order; a borrowed one is the very object that was lent."""
-        return tuple(self._kv_pools)
 
     @property
     def slot_arrays(self) -> tuple[Any, ...]:
@@ -147,7 +145,7 @@ class HybridCacheManager(Ownership):
         Raises:
             ContractError: no attention layer stands there.
         """
-        return self._kv_pools[self._index_of(layer, self._attention_index, "an attention")]
+        return self.kv_pools[self._index_of(layer, self._attention_index, "an attention")]
 
     def recurrent_state(self, layer: int) -> Any:
         """Return the state of recurrent layer `layer` (absolute index), `[max_batch, heads, dim, state]`, by slot.
@@ -215,24 +213,9 @@ class HybridCacheManager(Ownership):
         return index[layer]
 
     def _check_borrowed(self) -> None:
-        config, recurrent = self.config, self.config.recurrent
-        state_shape, conv_shape = state_shapes(config)
-        home = home_of(self.device_ops, self)
-        groups: list[tuple[str, list[Any], list[tuple[int, ...]], str]] = [
-            (
-                "kv_pools",
-                self._kv_pools,
-                [kv_pool_shape(config, i) for i in range(len(config.attention))],
-                config.kv_dtype,
-            )
-        ]
-        num_recurrent = config.num_recurrent_layers
-        state_dtype, conv_dtype = (recurrent.dtype, recurrent.conv_dtype) if recurrent else ("float32", "float32")
-        groups += [
-            ("recurrent", self._states, [state_shape] * num_recurrent, state_dtype),
-            ("conv", self._convs, [conv_shape] * num_recurrent, conv_dtype),
-        ]
-        for name, arrays, shapes, dtype in groups:
+        location = location_of(self.device_ops, self)
+        lent = (self.kv_pools, self._states, self._convs)
+        for (name, dtype, shapes), arrays in zip(_layouts(self.config), lent, strict=True):
             if len(arrays) != len(shapes):
                 raise DeploymentError(f"{name} has {len(arrays)} arrays for {len(shapes)} layers; lend one per layer")
             for i, (array, shape) in enumerate(zip(arrays, shapes, strict=True)):
@@ -241,7 +224,7 @@ class HybridCacheManager(Ownership):
                 except ContractError as error:
                     raise DeploymentError(f"{name}[{i}]: {error}") from error
                 _check_lent(f"{name}[{i}]", view, shape, dtype)
-                where = whereabouts(array, view, home)
+                where = whereabouts(array, view, location)
                 if where is not None:
                     raise DeploymentError(
                         f"{name}[{i}] {where}; lend an array of that device, or pass the device_ops of its place "
@@ -249,32 +232,16 @@ class HybridCacheManager(Ownership):
                     )
 
 
-def home_of(ops: DeviceOps, cache: HybridCacheManager) -> Home:
-    """Say where ops work: where the lengths of a cache of theirs lie, on the device that they name, or that the lengths do."""
-    view, ordinal = cache.lengths_view, device_ordinal_of(ops)
-    return Home(view.place, device_of(cache.kv_lengths, view) if ordinal is None else ordinal)
+def _check_engine(config: EngineConfig) -> None:
+    if not isinstance(config, EngineConfig):
+        raise DeploymentError(f"config is {describe(config)}; give an EngineConfig")
 
 
-def check_batches(cache: HybridCacheManager, old_batch: int, new_batch: int) -> tuple[int, int]:
-    """Return the batch sizes of a compaction: `0 <= new_batch <= old_batch <= max_batch`, or `ContractError`."""
-    rule = "sizes obey 0 <= new <= old, both in"
-    old_batch = as_integer("old_batch", old_batch, 0, cache.max_batch + 1, rule=rule)
-    new_batch = as_integer("new_batch", new_batch, 0, cache.max_batch + 1, rule=rule)
-    if new_batch > old_batch:
-        raise ContractError(
-            f"compaction from {old_batch} to {new_batch} slots; sizes obey 0 <= new <= old <= {cache.max_batch}"
-        )
-    return old_batch, new_batch
-
-
-def check_lengths(cache: HybridCacheManager, reuse_lengths: Any) -> Int32s:
-    """Check the lengths of a new batch and return them as `int32[n]`; `ContractError` if too many or negative."""
-    lengths = as_int32s("reuse_lengths", reuse_lengths)
-    if len(lengths) > cache.max_batch:
-        raise ContractError(f"there are {len(lengths)} reuse lengths; the cache has {cache.max_batch} slots")
-    if not are_within(lengths, INT32_LIMIT):
-        raise ContractError(f"reuse_lengths hold {lengths.min()}; a length is at least 0")
-    return lengths
+def _as_list(name: str, values: Iterable[Any]) -> list[Any]:
+    try:
+        return list(iter(values))
+    except TypeError:
+        raise DeploymentError(f"{name} is {describe(values)}; lend a run with one array a layer") from None
 
 
 def _check_lent(name: str, array: ArrayView, shape: tuple[int, ...], dtype: str) -> None:

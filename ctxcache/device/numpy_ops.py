@@ -5,39 +5,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.arguments import Int32s, as_int32s, as_integer
-from ctxcache.device.arrays import (
-    HOST,
-    Home,
-    check_int32_array,
-    check_int32_target,
-    check_same_layout,
-    check_writable,
-)
+from ctxcache.arguments import Int32s
+from ctxcache.device.arrays import HOST, Location, check_same_layout
 from ctxcache.device.arrays import host_array as _on_host
-from ctxcache.device.kv_pools import check_batches, check_lengths
+from ctxcache.device.op_checks import (
+    check_compaction,
+    check_hidden_row,
+    check_increment,
+    check_jobs,
+    check_lengths,
+    check_mapping_upload,
+    check_pages,
+    check_slots,
+)
 from ctxcache.device.ops import (
     ABSENT,
+    CacheArrays,
     HiddenRow,
+    SnapshotArrays,
     SnapshotJobs,
     StreamSynchronizer,
+    TableChanges,
     storage_dtype,
 )
-from ctxcache.device.page_sums import check_pages, sum_on_host
-from ctxcache.device.snapshots import check_hidden_row, check_jobs, check_slots
+from ctxcache.device.page_rows import UNUSED
+from ctxcache.device.page_sums import sum_on_host
 
-if TYPE_CHECKING:
-    from ctxcache.device.kv_pools import HybridCacheManager
-    from ctxcache.device.page_table import KVPageTable, PageTableUpload
-    from ctxcache.device.snapshots import HybridSnapshotStorage
-
-
-_HOME = Home(HOST)
+_LOCATION = Location(HOST)
 
 
 class NumpyDeviceOps:
@@ -60,7 +59,7 @@ class NumpyDeviceOps:
         check_same_layout(target, source)
         target[...] = source.view(target.dtype)
 
-    def upload_rows(self, table: KVPageTable | PageTableUpload, stream: Any) -> None:
+    def upload_rows(self, table: TableChanges, stream: Any) -> None:
         """See `DeviceOps.upload_rows`."""
         count = table.count_changes()
         if count == 0:
@@ -72,12 +71,12 @@ class NumpyDeviceOps:
             ids = entries[:, 1]
             view = _on_host(table.kernel_view).view(np.int32)
             view[rows, 0, columns] = ids
-            view[rows, 1, columns] = np.where(ids == ABSENT, ABSENT, ids + table.num_pages)
+            view[rows, 1, columns] = np.where(ids == UNUSED, UNUSED, ids + table.num_pages)
         except BaseException:
             table.forget_device_rows()
             raise
 
-    def reset_lengths(self, cache: HybridCacheManager, reuse_lengths: Int32s, stream: Any) -> None:
+    def reset_lengths(self, cache: CacheArrays, reuse_lengths: Int32s, stream: Any) -> None:
         """See `DeviceOps.reset_lengths`."""
         lengths = check_lengths(cache, reuse_lengths)
         device = _on_host(cache.kv_lengths)
@@ -85,47 +84,35 @@ class NumpyDeviceOps:
         device[len(lengths) :] = 0
         cache.active_batch_size = len(lengths)
 
-    def advance_lengths(self, cache: HybridCacheManager, increment: Any, stream: Any) -> None:
+    def advance_lengths(self, cache: CacheArrays, increment: Any, stream: Any) -> None:
         """See `RuntimeDeviceOps.advance_lengths`."""
-        active = cache.active_batch_size
-        if isinstance(increment, (int, np.integer)):
-            increment = as_integer("increment", increment)
-        else:
-            check_int32_array("increment", increment, active, _HOME)
-            increment = _on_host(increment)[:active]
-        _on_host(cache.kv_lengths)[:active] += increment
+        checked, active = check_increment(cache, increment, _LOCATION), cache.active_batch_size
+        _on_host(cache.kv_lengths)[:active] += checked if isinstance(checked, int) else _on_host(increment)[:active]
 
-    def zero_recurrent(self, cache: HybridCacheManager, slots: Int32s, stream: Any) -> None:
+    def zero_recurrent(self, cache: CacheArrays, slots: Int32s, stream: Any) -> None:
         """See `DeviceOps.zero_recurrent`."""
-        cold = as_int32s("slots", slots)
-        check_slots(cache, cold)
+        cold = check_slots(cache, slots)
         for array in cache.slot_arrays:
             _on_host(array)[cold] = 0
 
-    def restore(self, storage: HybridSnapshotStorage, jobs: SnapshotJobs, stream: Any) -> None:
+    def restore(self, storage: SnapshotArrays, jobs: SnapshotJobs, stream: Any) -> None:
         """See `DeviceOps.restore`."""
-        packed = check_jobs(storage, jobs, to_snapshots=False)
-        for live, saved in _pieces(storage, packed):
+        for live, saved in _pieces(storage, check_jobs(storage, jobs, to_snapshots=False)):
             live[...] = saved
 
-    def capture(self, storage: HybridSnapshotStorage, jobs: SnapshotJobs, stream: Any) -> None:
+    def capture(self, storage: SnapshotArrays, jobs: SnapshotJobs, stream: Any) -> None:
         """See `DeviceOps.capture`."""
-        packed = check_jobs(storage, jobs, to_snapshots=True)
-        for live, saved in _pieces(storage, packed):
+        for live, saved in _pieces(storage, check_jobs(storage, jobs, to_snapshots=True)):
             saved[...] = live
 
     def upload_mapping(self, mapping: Int32s, device_mapping: Any, stream: Any) -> None:
         """See `DeviceOps.upload_mapping`."""
-        entries = as_int32s("mapping", mapping)
-        check_int32_target("device_mapping", device_mapping, len(entries), _HOME)
+        entries, _ = check_mapping_upload(mapping, device_mapping, _LOCATION)
         _on_host(device_mapping)[: len(entries)] = entries
 
-    def compact_slot_state(
-        self, cache: HybridCacheManager, mapping: Any, old_batch: int, new_batch: int, stream: Any
-    ) -> None:
+    def compact_slot_state(self, cache: CacheArrays, mapping: Any, old_batch: int, new_batch: int, stream: Any) -> None:
         """See `DeviceOps.compact_slot_state`."""
-        old_batch, new_batch = check_batches(cache, old_batch, new_batch)
-        check_int32_array("mapping", mapping, old_batch, _HOME)
+        old_batch, new_batch, _ = check_compaction(cache, mapping, old_batch, new_batch, _LOCATION)
         arrays = [_on_host(array) for array in (cache.kv_lengths, *cache.slot_arrays)]
         for old, new in enumerate(_on_host(mapping)[:old_batch].tolist()):
             if 0 <= new < old:
@@ -134,7 +121,7 @@ class NumpyDeviceOps:
         cache.active_batch_size = new_batch
 
     def capture_boundary_hidden(
-        self, storage: HybridSnapshotStorage, snapshot_slot: int, source: HiddenRow, stream: Any
+        self, storage: SnapshotArrays, snapshot_slot: int, source: HiddenRow, stream: Any
     ) -> None:
         """See `DeviceOps.capture_boundary_hidden`."""
         check_hidden_row(storage, snapshot_slot, source)
@@ -142,14 +129,14 @@ class NumpyDeviceOps:
         _on_host(storage.hidden_rows)[snapshot_slot] = row.view(np.uint8)
 
     def restore_boundary_hidden(
-        self, storage: HybridSnapshotStorage, snapshot_slot: int, destination: HiddenRow, stream: Any
+        self, storage: SnapshotArrays, snapshot_slot: int, destination: HiddenRow, stream: Any
     ) -> None:
         """See `DeviceOps.restore_boundary_hidden`."""
-        check_writable("hidden states", check_hidden_row(storage, snapshot_slot, destination))
+        check_hidden_row(storage, snapshot_slot, destination, is_written=True)
         row = _on_host(destination.hidden_states)[destination.slot, destination.row]
         row.view(np.uint8)[...] = _on_host(storage.hidden_rows)[snapshot_slot]
 
-    def sum_pages(self, cache: HybridCacheManager, page_ids: Int32s, sums: Any, stream: Any) -> None:
+    def sum_pages(self, cache: CacheArrays, page_ids: Int32s, sums: Any, stream: Any) -> None:
         """See `DeviceOps.sum_pages`."""
         pages, _ = check_pages(cache, page_ids, sums)
         target = _on_host(sums)
@@ -163,7 +150,7 @@ class NumpyDeviceOps:
         return None if synchronizer is None else synchronizer(stream)
 
 
-def _pieces(storage: HybridSnapshotStorage, jobs: Int32s) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+def _pieces(storage: SnapshotArrays, jobs: Int32s) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
     """Yield the bytes that belong together, live and saved, piece by piece."""
     for slot, recurrent, partial, base_page, draft_page, num_tokens in jobs.T.tolist():
         if recurrent != ABSENT:

@@ -16,24 +16,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxcache.arguments import Int32s
 from ctxcache.config import DTYPE_BYTES
-
-if TYPE_CHECKING:
-    from ctxcache.device.kv_pools import HybridCacheManager
-    from ctxcache.device.page_table import KVPageTable, PageTableUpload
-    from ctxcache.device.snapshots import HybridSnapshotStorage
+from ctxcache.device.arrays import ArrayView, Location, device_of
 
 StreamSynchronizer: TypeAlias = Callable[[Any], int | None]
 """Waits for a stream. `None` or `0` says that it is idle; any other value, or an exception, is a failed drain."""
 
 ABSENT = -1
 """Stands in `SnapshotJobs` for a snapshot slot or a page that the job does not have."""
+
+JOB_SLOT, JOB_RECURRENT, JOB_PARTIAL, JOB_BASE_PAGE, JOB_DRAFT_PAGE, JOB_TOKENS, JOB_FIELDS = range(7)
+"""Rows of packed jobs, `int32[JOB_FIELDS, n]`: the fields of `SnapshotJobs` in order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +80,105 @@ class HiddenRow:
     row: int
 
 
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """State of one recurrent layer, live and saved.
+
+    Attributes:
+        live: array of the cache, addressed by slot.
+        saved: device `uint8[num_recurrent_slots, slot_bytes]`.
+        slot_bytes: bytes of one slot, the same on both sides.
+    """
+
+    live: Any
+    saved: Any
+    slot_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PagePart:
+    """Pages of one attention layer, live and saved.
+
+    Attributes:
+        live: pool of the cache, `[2, num_pages, P, heads, dim]`.
+        saved: device `uint8[num_partial_kv_slots, 2, page_bytes]`.
+        num_pages: pages of the pool.
+        page_bytes: bytes of K (and as many of V) of one page.
+        token_bytes: bytes of K (and as many of V) of one token.
+        is_draft: whether the pool is the draft's.
+    """
+
+    live: Any
+    saved: Any
+    num_pages: int
+    page_bytes: int
+    token_bytes: int
+    is_draft: bool
+
+
+class CacheArrays(Protocol):
+    """What an op may look at in the pools of a model: `HybridCacheManager`, which says what each is."""
+
+    kv_lengths: Any
+    active_batch_size: int
+    kv_pools: tuple[Any, ...]
+    num_pages: int
+    max_batch: int
+
+    @property
+    def lengths_view(self) -> ArrayView:
+        """Where `kv_lengths` lies."""
+
+    @property
+    def slot_arrays(self) -> tuple[Any, ...]:
+        """What the recurrent layers keep per slot."""
+
+
+class TableChanges(Protocol):
+    """What an op may ask of a page table: `KVPageTable`, which says what each does, or its `PageTableUpload`."""
+
+    kernel_view: Any
+    view_address: int
+    max_pages_per_seq: int
+    num_pages: int
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether there may be an entry to move."""
+
+    def count_changes(self) -> int:
+        """Return how many entries an upload has to move."""
+
+    def take_changes(self, out: Int32s) -> int:
+        """Return their number, and write them to `out int32[m, 2]` if all of them fit there."""
+
+    def write_changes(self, out: Int32s) -> None:
+        """Write them, `(row * max_pages_per_seq + column, page id)`."""
+
+    def forget_device_rows(self) -> None:
+        """Hear that the upload failed: the next one moves everything."""
+
+
+class SnapshotArrays(Protocol):
+    """What an op may look at in snapshot slots: `HybridSnapshotStorage`, which says what each is."""
+
+    num_recurrent_slots: int
+    tokens_per_page: int
+    state_parts: tuple[StatePart, ...]
+    page_parts: tuple[PagePart, ...]
+    job_limits: tuple[int, int, int, int, int, int]
+    hidden_rows: Any
+    hidden_shape: tuple[int, int]
+
+    @property
+    def hidden_rows_view(self) -> ArrayView:
+        """Where `hidden_rows` lie."""
+
+    @property
+    def location(self) -> Location:
+        """Where the ops that allocated the slots work."""
+
+
 class DeviceOps(Protocol):
     """All device work of the coordinator. See the module's docstring for what every op promises.
 
@@ -108,34 +206,32 @@ class DeviceOps(Protocol):
     def to_device(self, array: Any, host: NDArray[Any]) -> None:
         """Overwrite a device array with a host array of the same shape and dtype, and wait for it."""
 
-    def upload_rows(self, table: KVPageTable | PageTableUpload, stream: Any) -> None:
+    def upload_rows(self, table: TableChanges, stream: Any) -> None:
         """Bring the device view of a page table up to date with its host rows; only changed entries move.
 
         A table without changes costs no device call. `InvariantError` when a changed row holds an id out of range
         or a live id after a -1; the device view is then as before.
         """
 
-    def reset_lengths(self, cache: HybridCacheManager, reuse_lengths: Int32s, stream: Any) -> None:
+    def reset_lengths(self, cache: CacheArrays, reuse_lengths: Int32s, stream: Any) -> None:
         """Set `kv_lengths[i]` to `reuse_lengths[i]` for each of the `n` new sequences; the rest become 0.
 
         Also sets `cache.active_batch_size` to `n`.
         """
 
-    def zero_recurrent(self, cache: HybridCacheManager, slots: Int32s, stream: Any) -> None:
+    def zero_recurrent(self, cache: CacheArrays, slots: Int32s, stream: Any) -> None:
         """Fill recurrent and convolution state of the given (unique) slots with zero bytes, in every layer."""
 
-    def restore(self, storage: HybridSnapshotStorage, jobs: SnapshotJobs, stream: Any) -> None:
+    def restore(self, storage: SnapshotArrays, jobs: SnapshotJobs, stream: Any) -> None:
         """Copy snapshots to slot state and private pages, all jobs and layers together."""
 
-    def capture(self, storage: HybridSnapshotStorage, jobs: SnapshotJobs, stream: Any) -> None:
+    def capture(self, storage: SnapshotArrays, jobs: SnapshotJobs, stream: Any) -> None:
         """Copy slot state and private pages to snapshots, all jobs and layers together."""
 
     def upload_mapping(self, mapping: Int32s, device_mapping: Any, stream: Any) -> None:
         """Copy `int32[n]` old-to-new slots into the first `n` entries of a device int32 array of the caller's."""
 
-    def compact_slot_state(
-        self, cache: HybridCacheManager, mapping: Any, old_batch: int, new_batch: int, stream: Any
-    ) -> None:
+    def compact_slot_state(self, cache: CacheArrays, mapping: Any, old_batch: int, new_batch: int, stream: Any) -> None:
         """Move lengths, recurrent and convolution state of slot `i` to slot `mapping[i]`, in place. No page moves.
 
         Also sets `cache.active_batch_size` to `new_batch`. Slots from `new_batch` on are undefined afterwards.
@@ -151,16 +247,16 @@ class DeviceOps(Protocol):
         """
 
     def capture_boundary_hidden(
-        self, storage: HybridSnapshotStorage, snapshot_slot: int, source: HiddenRow, stream: Any
+        self, storage: SnapshotArrays, snapshot_slot: int, source: HiddenRow, stream: Any
     ) -> None:
         """Copy one hidden row of the base into the recurrent snapshot `snapshot_slot` (MTP)."""
 
     def restore_boundary_hidden(
-        self, storage: HybridSnapshotStorage, snapshot_slot: int, destination: HiddenRow, stream: Any
+        self, storage: SnapshotArrays, snapshot_slot: int, destination: HiddenRow, stream: Any
     ) -> None:
         """Copy the hidden row of the recurrent snapshot `snapshot_slot` to where the runtime wants it (MTP)."""
 
-    def sum_pages(self, cache: HybridCacheManager, page_ids: Int32s, sums: Any, stream: Any) -> None:
+    def sum_pages(self, cache: CacheArrays, page_ids: Int32s, sums: Any, stream: Any) -> None:
         """Sum every byte of pages, each attention layer by itself. For the page sanitizer; see `ctxcache.device.page_sums`.
 
         Args:
@@ -183,7 +279,7 @@ class DeviceOps(Protocol):
 class RuntimeDeviceOps(DeviceOps, Protocol):
     """`DeviceOps` and what the conveniences of caches need on top. The coordinator never calls the addition."""
 
-    def advance_lengths(self, cache: HybridCacheManager, increment: Any, stream: Any) -> None:
+    def advance_lengths(self, cache: CacheArrays, increment: Any, stream: Any) -> None:
         """Add to the lengths of the active slots: one integer for all, or a device int32 array with one each."""
 
 
@@ -191,6 +287,12 @@ def device_ordinal_of(ops: Any) -> int | None:
     """Return the device that ops work on, `None` where they do not say."""
     device: int | None = getattr(ops, "device_ordinal", None)
     return device
+
+
+def location_of(ops: Any, cache: CacheArrays) -> Location:
+    """Say where ops work: where the lengths of a cache of theirs lie, on the device that they name, or that the lengths do."""
+    view, ordinal = cache.lengths_view, device_ordinal_of(ops)
+    return Location(view.place, device_of(cache.kv_lengths, view) if ordinal is None else ordinal)
 
 
 def storage_dtype(dtype: str | np.dtype[Any]) -> np.dtype[Any]:

@@ -10,20 +10,12 @@ Sums find accidents, a stray write, not an adversary.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.arguments import Int32s, as_int32s
-from ctxcache.device.arrays import ArrayView, view_array
-from ctxcache.device.compiled_checks import are_within
-from ctxcache.device.numba.tables import Descriptors
-from ctxcache.errors import ContractError
-
-if TYPE_CHECKING:
-    from ctxcache.device.kv_pools import HybridCacheManager
-    from ctxcache.device.ops import DeviceOps
+from ctxcache.device.ops import CacheArrays, DeviceOps
 
 SUM_LANES = 256
 """Partial sums of a page and layer: threads, each with four loads under way. Two blocks a page and layer share the work
@@ -43,11 +35,8 @@ _LANE_WEIGHTS = np.array(
 ).view(np.int64)
 """What each lane has been multiplied with once all lanes are put together."""
 
-PAGE_ADDRESS, PAGE_HALF_BYTES, PAGE_BYTES, PAGE_FIELDS = range(4)
-"""Fields of a page table of sums, one row a layer: where the pool lies, bytes of its K half, bytes of K of one page."""
 
-
-def allocate_sums(ops: DeviceOps, cache: HybridCacheManager, num_pages: int) -> Any:
+def allocate_sums(ops: DeviceOps, cache: CacheArrays, num_pages: int) -> Any:
     """Allocate what `sum_pages` fills for so many pages: `int64[num_pages, layers, SUM_LANES, 2]`."""
     return ops.allocate((num_pages, len(cache.kv_pools), SUM_LANES, 2), "int64")
 
@@ -56,30 +45,6 @@ def fold(sums: NDArray[np.int64]) -> NDArray[np.int64]:
     """Put the lanes of host sums together: `int64[n, layers, 2]`."""
     folded: NDArray[np.int64] = np.einsum("pnlf,lf->pnf", sums, _LANE_WEIGHTS)
     return folded
-
-
-def check_pages(cache: HybridCacheManager, page_ids: Any, sums: Any) -> tuple[Int32s, ArrayView]:
-    """Check the arguments of `sum_pages`; return the ids as `int32[n]` and where the sums lie. `ContractError` for wrong ones."""
-    pages = as_int32s("page_ids", page_ids)
-    if not are_within(pages, cache.num_pages):
-        raise ContractError(
-            f"page_ids hold {pages.min()} .. {pages.max()}; the pool has pages 0 .. {cache.num_pages - 1}"
-        )
-    view = view_array(sums)
-    shape = view.shape
-    wanted = (len(cache.kv_pools), SUM_LANES, 2)
-    if len(shape) != 4 or tuple(shape[1:]) != wanted or shape[0] < len(pages) or view.itemsize != 8:
-        raise ContractError(f"sums have shape {shape}; {len(pages)} pages need int64 [{len(pages)} or more, *{wanted}]")
-    if not view.is_contiguous:
-        raise ContractError(f"sums have strides {view.strides}; pass a C-contiguous array, as allocate_sums makes it")
-    return pages, view
-
-
-def describe_pages(cache: HybridCacheManager) -> Descriptors:
-    """Return the table of a cache's pools, `int64[layers, PAGE_FIELDS]`."""
-    views = [view_array(pool) for pool in cache.kv_pools]
-    rows = [(view.address, view.nbytes // 2, view.nbytes // 2 // cache.num_pages) for view in views]
-    return Descriptors(np.array(rows, np.int64).reshape(-1, PAGE_FIELDS))
 
 
 def sum_on_host(halves: list[NDArray[np.uint8]]) -> NDArray[np.int64]:

@@ -69,14 +69,14 @@ def check_devices(ops: DeviceOps, kind: ContextCacheDeploymentKind, resources: C
     Raises:
         DeploymentError: one lies on another device.
     """
-    home = device_ordinal_of(ops)
+    ordinal = device_ordinal_of(ops)
     for field in fields(resources):
         resource = getattr(resources, field.name)
         is_used = field.name != "base_page_table" or kind is not ContextCacheDeploymentKind.PURE_RECURRENT
         device = None if resource is None or not is_used else device_ordinal_of(resource.device_ops)
-        if None not in (home, device) and device != home:
+        if None not in (ordinal, device) and device != ordinal:
             raise DeploymentError(
-                f"{field.name} lies on device {device} and the coordinator's device ops work on device {home}; build both "
+                f"{field.name} lies on device {device} and the coordinator's device ops work on device {ordinal}; build both "
                 "with the same ops"
             )
 

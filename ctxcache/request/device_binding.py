@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from ctxcache.arguments import Flags, Int32s
 from ctxcache.config import ContextCacheConfig, DeploymentConfig
-from ctxcache.device.arrays import Home
-from ctxcache.device.kv_pools import home_of
-from ctxcache.device.ops import DeviceOps, SnapshotJobs, StreamSynchronizer
+from ctxcache.device.arrays import Location
+from ctxcache.device.ops import DeviceOps, SnapshotJobs, StreamSynchronizer, location_of
 from ctxcache.device.page_table import KVPageTable
 from ctxcache.device.resources import ContextCachePhysicalResources, check_devices, check_resources
 from ctxcache.device.snapshots import HybridSnapshotStorage
@@ -74,9 +73,9 @@ class DeviceBinding:
         self._tokens_per_page = base.tokens_per_page
 
     @property
-    def home(self) -> Home:
+    def location(self) -> Location:
         """Where the coordinator's ops work, so where the arrays that a caller lends for one operation have to lie."""
-        return home_of(self.link.ops, self.link.resources.base_cache)
+        return location_of(self.link.ops, self.link.resources.base_cache)
 
     def bind(self, owner: object) -> None:
         """Claim every resource for one live coordinator, all or none.

@@ -18,9 +18,17 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.arguments import Int32s, as_int32s, as_integer
-from ctxcache.device.arrays import check_int32_array, check_int32_target
-from ctxcache.device.kv_pools import check_batches, check_lengths
+from ctxcache.arguments import Int32s
+from ctxcache.device.op_checks import (
+    check_compaction,
+    check_hidden_row,
+    check_increment,
+    check_jobs,
+    check_lengths,
+    check_mapping_upload,
+    check_pages,
+    check_slots,
+)
 from ctxcache.device.ops import (
     ABSENT,
     HiddenRow,
@@ -29,8 +37,6 @@ from ctxcache.device.ops import (
     StreamSynchronizer,
     device_ordinal_of,
 )
-from ctxcache.device.page_sums import check_pages
-from ctxcache.device.snapshots import check_hidden_row, check_jobs, check_slots
 from ctxcache.errors import ContractError
 from ctxcache.ids import ResourceType
 
@@ -161,11 +167,8 @@ class DeferredDeviceOps:
 
     def advance_lengths(self, cache: Any, increment: Any, stream: Any) -> None:
         """Enqueue an advance of the slots that are active now."""
+        check_increment(cache, increment)
         active = cache.active_batch_size
-        if isinstance(increment, (int, np.integer)):
-            increment = as_integer("increment", increment)
-        else:
-            check_int32_array("increment", increment, active)
 
         def advance() -> None:
             cache.active_batch_size = active
@@ -175,8 +178,7 @@ class DeferredDeviceOps:
 
     def zero_recurrent(self, cache: Any, slots: Int32s, stream: Any) -> None:
         """Enqueue."""
-        cold = as_int32s("slots", slots).copy()
-        check_slots(cache, cold)
+        cold = check_slots(cache, slots).copy()
         self._enqueue(lambda: self.inner.zero_recurrent(cache, cold, stream))
 
     def restore(self, storage: Any, jobs: SnapshotJobs, stream: Any) -> None:
@@ -197,14 +199,12 @@ class DeferredDeviceOps:
 
     def upload_mapping(self, mapping: Int32s, device_mapping: Any, stream: Any) -> None:
         """Enqueue."""
-        entries = as_int32s("mapping", mapping).copy()
-        check_int32_target("device_mapping", device_mapping, len(entries))
+        entries = check_mapping_upload(mapping, device_mapping)[0].copy()
         self._enqueue(lambda: self.inner.upload_mapping(entries, device_mapping, stream))
 
     def compact_slot_state(self, cache: Any, mapping: Any, old_batch: int, new_batch: int, stream: Any) -> None:
         """Enqueue."""
-        old_batch, new_batch = check_batches(cache, old_batch, new_batch)
-        check_int32_array("mapping", mapping, old_batch)
+        old_batch, new_batch, _ = check_compaction(cache, mapping, old_batch, new_batch)
         cache.active_batch_size = new_batch
 
         def compact() -> None:
@@ -222,7 +222,7 @@ class DeferredDeviceOps:
 
     def restore_boundary_hidden(self, storage: Any, snapshot_slot: int, destination: HiddenRow, stream: Any) -> None:
         """Enqueue."""
-        check_hidden_row(storage, snapshot_slot, destination)
+        check_hidden_row(storage, snapshot_slot, destination, is_written=True)
         self._enqueue(
             lambda: self.inner.restore_boundary_hidden(storage, snapshot_slot, destination, stream),
             [self._use(ResourceType.RECURRENT_SNAPSHOT, snapshot_slot, writes=False)],

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxcache.cli.bench.host import environment
-from ctxcache.cli.bench.host_table import DEFAULT, WORKS, Row
+from ctxcache.cli.bench.host.bounds import DEFAULT, WORKS, Row
+from ctxcache.cli.bench.host.measure import environment
 from peer_bench.lines import Figure, read_figures
 from peer_bench.table import Compared, all_met, compare, show_peers, summarise
 

@@ -12,7 +12,7 @@ class PeerLine:
     """One line that the peers' scripts print.
 
     Attributes:
-        work: the row's, in `ctxcache.cli.bench.host_table.WORKS`.
+        work: the row's, in `ctxcache.cli.bench.host.bounds.WORKS`.
         peer: whose code.
         way: how, where a peer has several.
         label: of the line, with `{block}` where the block size stands.

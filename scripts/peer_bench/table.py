@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ctxcache.cli.bench.host_table import WORKS, Row, describe, judge
-from ctxcache.cli.bench.report import Verdict, format_table
+from ctxcache.cli.bench.host.bounds import WORKS, Row, describe, judge
+from ctxcache.cli.bench.verdicts import Verdict, format_table
 from peer_bench.catalogue import LINES
 from peer_bench.lines import Figure
 

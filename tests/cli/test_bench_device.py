@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ctxcache.cli import main
-from ctxcache.cli.bench.device import COMPACTION, Geometry, Report
-from ctxcache.cli.bench.rivals import compaction_copies, copies_of
+from ctxcache.cli.bench.device.measure import COMPACTION, Geometry, Report
+from ctxcache.cli.bench.device.rivals import compaction_copies, copies_of
 from ctxcache.device.snapshots import recurrent_bytes_per_slot
 
 SMALL = ["--repeats", "1", "--layers", "2", "--batch", "8", "--state-kib", "1", "--conv-kib", "1"]

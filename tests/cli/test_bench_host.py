@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from ctxcache.cli import main
-from ctxcache.cli.bench.host_curve import Curve, draw
-from ctxcache.cli.bench.host_steps import decode_step, lifecycle_trigger
-from ctxcache.cli.bench.host_table import DEFAULT, WORKS, Row, describe, judge
-from ctxcache.cli.bench.host_work import (
+from ctxcache.cli.bench.host.bounds import DEFAULT, WORKS, Row, describe, judge
+from ctxcache.cli.bench.host.coordinator_work import decode_step, lifecycle_trigger
+from ctxcache.cli.bench.host.manager_work import (
     QUICK,
     Work,
     evict_leaves_in,
@@ -23,7 +22,8 @@ from ctxcache.cli.bench.host_work import (
     make_manager,
     time_work,
 )
-from ctxcache.cli.bench.report import Spread, Verdicts, format_table, spread_of
+from ctxcache.cli.bench.host.size_curve import Curve, draw
+from ctxcache.cli.bench.verdicts import Spread, Verdicts, format_table, spread_of
 
 STARTS = ("import", "warm-up", "compile")
 QUICKLY = [word for work in DEFAULT if work not in STARTS for word in ("--only", work)]
@@ -43,7 +43,7 @@ def test_every_work_has_its_rows_and_its_verdicts(
     With `--quick` no bound is judged: they are those of the full sizes.
     """
     if full:  # as full sizes are treated, without their time
-        monkeypatch.setattr("ctxcache.cli.bench.host.QUICK", None)
+        monkeypatch.setattr("ctxcache.cli.bench.host.measure.QUICK", None)
     status = main(["bench", "host", "--quick", "--json", *QUICKLY])
     printed = capsys.readouterr()
     report = json.loads(printed.out)

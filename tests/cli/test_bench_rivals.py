@@ -14,12 +14,12 @@ from support.fake_cuda import FakeCuda, FakeDriver, FakeStream, fake_array_libra
 
 from ctxcache import HybridCacheManager, HybridSnapshotStorage, NumpyDeviceOps
 from ctxcache.cli import main
-from ctxcache.cli.bench import clock as bench_clock
-from ctxcache.cli.bench import device as bench_device
-from ctxcache.cli.bench import rivals as bench_rivals
-from ctxcache.cli.bench.clock import Clock
-from ctxcache.cli.bench.device import COMPACTION, Geometry
-from ctxcache.cli.bench.rivals import IndexingRival, MemcpyRival, compaction_copies, copies_of
+from ctxcache.cli.bench.device import clock as bench_clock
+from ctxcache.cli.bench.device import measure as bench_device
+from ctxcache.cli.bench.device import rivals as bench_rivals
+from ctxcache.cli.bench.device.clock import Clock
+from ctxcache.cli.bench.device.measure import COMPACTION, Geometry
+from ctxcache.cli.bench.device.rivals import IndexingRival, MemcpyRival, compaction_copies, copies_of
 from ctxcache.device.snapshots import recurrent_bytes_per_slot
 from ctxcache.errors import DeviceError
 

@@ -1,4 +1,4 @@
-"""The command line, as a shell sees it: output, exit status, closed pipes; and the doctor's findings, one by one."""
+"""The command line, as a shell sees it: output, exit status, closed pipes, broken dependencies."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from ctxcache.cli import main
-from ctxcache.cli.doctor import Finding
 from ctxcache.fsm import export, fault_groups, fault_points
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
 COMMAND = [sys.executable, "-m", "ctxcache"]
 
 
@@ -102,7 +103,6 @@ def test_faults_lists_every_kind_or_one(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "COMMAND"),
         (["drive"], "invalid choice: 'drive'"),
         (["diagram", "--format", "gif"], "invalid choice: 'gif'"),
         (["diagram", "--json", "--format", "dot"], "not allowed with"),
@@ -177,12 +177,18 @@ def test_a_full_disk_is_status_1() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_help_and_version_are_status_0(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--help` lists the three commands and `--version` prints a version; both succeed."""
-    assert main(["--help"]) == 0
-    text = capsys.readouterr().out
-    for command in ("diagram", "faults", "doctor"):
-        assert command in text
+@pytest.mark.parametrize("arguments", [[], ["--help"]], ids=["alone", "--help"])
+def test_help_lists_every_command_and_is_status_0(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """`ctxcache` alone is a question, not a mistake: as with `--help`, each command is named on standard output."""
+    assert main(arguments) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    for command in ("diagram", "faults", "simulate", "bench", "doctor", "warmup"):
+        assert f"\n    {command} " in captured.out
+
+
+def test_the_version_is_status_0(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--version` prints one."""
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("ctxcache ")
 
@@ -225,9 +231,3 @@ def test_a_name_that_cannot_be_imported_says_where_to_look(tmp_path: Path) -> No
     last = done.stderr.splitlines()[-1]
     assert "KVPageTable cannot be imported (made for another planet)" in last
     assert "ctxcache doctor" in last
-
-
-def finding(name: str, findings: tuple[Finding, ...]) -> Finding:
-    """The one finding of that name."""
-    (found,) = [each for each in findings if each.name == name]
-    return found

@@ -105,6 +105,6 @@ def test_an_interrupt_ends_a_long_command_without_a_traceback(
     def interrupted(*_arguments: object, **_options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ctxcache.cli.trials.simulate", interrupted)
+    monkeypatch.setattr("ctxcache.cli.simulate.simulate", interrupted)
     assert main(["simulate", "--steps", "10"]) == 130
     assert capsys.readouterr() == ("", "")

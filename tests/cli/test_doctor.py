@@ -1,4 +1,4 @@
-"""The doctor: what it finds on which machine, and what it says to do."""
+"""The doctor's findings, one by one, and what the driver's own library is asked."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import pytest
 
 from ctxcache.cli import doctor, main
 from ctxcache.cli.doctor import Finding, Status, examine
-from ctxcache.cli.driver import Driver, Gpu, look_for_driver
+from ctxcache.cli.installed_driver import Gpu, InstalledDriver, look_for_driver
 
-NO_GPU = Driver(problem="no NVIDIA driver")
-H200 = Driver((13, 0), (Gpu("NVIDIA H200", 9, 0, 139.8),))
+NO_GPU = InstalledDriver(problem="no NVIDIA driver")
+
+
+H200 = InstalledDriver((13, 0), (Gpu("NVIDIA H200", 9, 0, 139.8),))
 
 
 def finding(name: str, findings: tuple[Finding, ...]) -> Finding:
@@ -28,7 +30,7 @@ def machine(monkeypatch: pytest.MonkeyPatch):
     """A machine to examine: its driver, packages (name to version, `None` for absent), and environment."""
 
     def build(
-        driver: Driver = NO_GPU, packages: dict[str, str | None] | None = None, simulator: str | None = None
+        driver: InstalledDriver = NO_GPU, packages: dict[str, str | None] | None = None, simulator: str | None = None
     ) -> tuple:
         chosen = packages or {}
         real = metadata.version
@@ -74,7 +76,7 @@ def test_doctor_finds_compiler_wheels_newer_than_the_driver(machine) -> None:
 @pytest.mark.parametrize("packages", [WHEELS, {**dict.fromkeys(WHEELS), "numba-cuda": None}])
 def test_doctor_does_not_send_an_old_driver_to_the_extra(machine, packages) -> None:
     """The extra is CUDA 13's: a driver of CUDA 12 is told what is for it, whether the extra is there already or not."""
-    old = Driver((12, 4), (Gpu("NVIDIA A100", 8, 0, 79.2),))
+    old = InstalledDriver((12, 4), (Gpu("NVIDIA A100", 8, 0, 79.2),))
     advice = [line for found in machine(old, packages) for line in found.advice]
     assert any("'numba-cuda[cu12]>=0.30' 'cuda-toolkit==12.4.*'" in line for line in advice)
     assert not any(".[gpu]" in line for line in advice)

@@ -23,7 +23,7 @@ SCRIPT = """
 import inspect, json, sys
 from ctxcache.device.numba import context
 from ctxcache.device.numba import kernels
-from ctxcache.device.numba.inline import INLINE_WORDS
+from ctxcache.device.numba.parameter_words import INLINE_WORDS
 from numba import cuda, types
 
 assert not context.SIMULATED

@@ -37,7 +37,7 @@ from ctxcache import (
 from ctxcache.device.arrays import view_array
 from ctxcache.device.numba.context import SIMULATED, cuda
 from ctxcache.device.numba.launch import Launcher
-from ctxcache.device.numba.memory import load4, load8, store4, store16
+from ctxcache.device.numba.loads_stores import load4, load8, store4, store16
 from ctxcache.device.numba.ops import NumbaDeviceOps
 
 pytestmark = pytest.mark.gpu

@@ -13,9 +13,9 @@ import pytest
 from support.fake_cuda import FakeCuda, FakeDriver
 
 from ctxcache.device.arrays import view_array
-from ctxcache.device.numba import buffers, context, launch
+from ctxcache.device.numba import context, device_memory, launch
 from ctxcache.device.numba.context import CudaDevice
-from ctxcache.device.numba.inline import INLINE_WORDS
+from ctxcache.device.numba.parameter_words import INLINE_WORDS
 from ctxcache.errors import DeploymentError, DeviceError
 
 OUT_OF_MEMORY = 2
@@ -25,7 +25,7 @@ OUT_OF_MEMORY = 2
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """A GPU, as far as `launch` can see."""
     fake = FakeCuda(FakeDriver())
-    for module in (context, buffers, launch):
+    for module in (context, device_memory, launch):
         monkeypatch.setattr(module, "SIMULATED", False)
         monkeypatch.setattr(module, "cuda", fake)
     monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=fake.driver))
@@ -113,7 +113,7 @@ def test_a_stream_of_numbas_is_made_once_for_each_handle(cuda: FakeCuda) -> None
 
 def test_memory_is_zero_and_copies_have_arrived(cuda: FakeCuda) -> None:
     """Each of allocate, write and read returns when the device is through with it; what is empty is not copied."""
-    memory = buffers.DeviceMemory(CudaDevice())
+    memory = device_memory.DeviceMemory(CudaDevice())
     array = memory.allocate((2, 3), np.dtype(np.int32))
     view = view_array(array.host)
     assert not array.host.any()
@@ -131,12 +131,12 @@ def test_a_copy_that_the_driver_refuses_is_a_device_error(cuda: FakeCuda) -> Non
     """The driver's code is in the message."""
     cuda.driver.answer = OUT_OF_MEMORY
     with pytest.raises(DeviceError, match=f"answered {OUT_OF_MEMORY}"):
-        buffers.DeviceMemory(CudaDevice()).allocate((2,), np.dtype(np.int32))
+        device_memory.DeviceMemory(CudaDevice()).allocate((2,), np.dtype(np.int32))
 
 
 def test_a_staging_buffer_is_idle_behind_its_mark(cuda: FakeCuda) -> None:
     """The copy to the device is enqueued, not waited for; the buffer is busy from its mark to when that is passed."""
-    buffer = buffers.StagingBuffer(64, CudaDevice())
+    buffer = device_memory.StagingBuffer(64, CudaDevice())
     assert buffer.address == buffer.host.ctypes.data
     assert buffer.is_idle()
     buffer.host[:] = np.arange(64)
@@ -170,9 +170,9 @@ def test_ops_stay_on_the_device_they_were_made_on(cuda: FakeCuda) -> None:
     driver = cuda.driver
     driver.context = driver.CONTEXTS + 1
     device = CudaDevice()
-    launcher, memory = launch.Launcher(device), buffers.DeviceMemory(device)
+    launcher, memory = launch.Launcher(device), device_memory.DeviceMemory(device)
     assert device.ordinal == 1
-    buffer = buffers.StagingBuffer(64, device)
+    buffer = device_memory.StagingBuffer(64, device)
     found = []
 
     def work(context_before: int) -> None:
@@ -260,7 +260,7 @@ def test_a_context_that_is_not_the_primary_one_is_refused(cuda: FakeCuda) -> Non
 
 def test_a_thread_waits_for_the_stream_that_it_copied_on(cuda: FakeCuda) -> None:
     """Where two threads make the first copy at once, each makes a stream, and waits for its own."""
-    memory, made = buffers.DeviceMemory(CudaDevice()), []
+    memory, made = device_memory.DeviceMemory(CudaDevice()), []
 
     class Stream:
         def __init__(self, handle: int) -> None:

@@ -9,37 +9,14 @@ import numpy as np
 import pytest
 from support.device import build_rig, hybrid_engine, ints, mtp_deployment
 from support.harness import OK, EagleHarness, Harness, MtpHarness, SharedKvHarness, T, U
+from support.lent_arrays import CudaArray, OpsOfDevice
 
 from ctxcache import HybridCacheManager, NumpyDeviceOps
-from ctxcache.device.arrays import CUDA, Home
-from ctxcache.device.kv_pools import home_of
+from ctxcache.device.arrays import CUDA, Location
 from ctxcache.device.numba.ops import NumbaDeviceOps
-from ctxcache.device.ops import HiddenRow
+from ctxcache.device.ops import HiddenRow, location_of
 from ctxcache.errors import ContractError
 from ctxcache.testing import FaultInjector
-
-
-class OnGpu:
-    """Host memory that says to be an array of a GPU, and of which where `device` is one."""
-
-    def __init__(self, array: np.ndarray[Any, Any], device: int | None = None) -> None:
-        self.array = array
-        self.__cuda_array_interface__ = {
-            "shape": array.shape,
-            "typestr": array.dtype.str,
-            "data": (array.ctypes.data, False),
-            "strides": array.strides,
-            "version": 3,
-        }
-        if device is not None:
-            self.__dlpack_device__ = lambda: (2, device)
-
-
-class OpsOfDevice(NumpyDeviceOps):
-    """Ops that say which device they work on."""
-
-    def __init__(self, device_ordinal: int) -> None:
-        self.device_ordinal = device_ordinal
 
 
 def unaligned(count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
@@ -68,7 +45,7 @@ WRONG: dict[str, tuple[str, Callable[[], Any]]] = {
 """Arrays that no ops use as int32, each with the words of the refusal."""
 
 OUT_OF_REACH: dict[str, tuple[str, Callable[[], Any]]] = {
-    "on a GPU": ("lies on cuda 0 and the device ops work on host", lambda: OnGpu(np.zeros(4, np.int32))),
+    "on a GPU": ("lies on cuda 0 and the device ops work on host", lambda: CudaArray(np.zeros(4, np.int32))),
     "read-only": ("read-only", lambda: readonly(4)),
 }
 """Arrays that ops on the host do not write."""
@@ -102,7 +79,7 @@ def test_a_mapping_that_the_ops_would_refuse_changes_nothing(
     ("mapping", "pattern"),
     [
         (np.zeros(4, np.int32), "lies on host 0 and the device ops work on cuda"),
-        (OnGpu(np.zeros(4, np.int32), device=1), "lies on cuda 1 and the device ops work on cuda 0"),
+        (CudaArray(np.zeros(4, np.int32), device=1), "lies on cuda 1 and the device ops work on cuda 0"),
     ],
     ids=["host", "another GPU"],
 )
@@ -126,11 +103,11 @@ def test_an_array_of_the_same_gpu_is_in_reach(device: int | None) -> None:
     ops = OpsOfDevice(0)
     cache = HybridCacheManager(hybrid_engine(), None, device_ops=ops)
     hide_in_gpu(cache)
-    assert home_of(ops, cache) == Home(CUDA, 0)
+    assert location_of(ops, cache) == Location(CUDA, 0)
     gpu = NumbaDeviceOps()
-    gpu._home = home_of(ops, cache)
+    gpu._location = location_of(ops, cache)
     mapping = np.zeros(3, np.int32)
-    gpu.upload_mapping(ints(0, -1, 1), OnGpu(mapping, device), None)
+    gpu.upload_mapping(ints(0, -1, 1), CudaArray(mapping, device), None)
     assert mapping.tolist() == [0, -1, 1]
 
 
@@ -152,13 +129,13 @@ def test_hidden_states_of_another_place_change_nothing() -> None:
         assert h.observe(request) == seen
         assert h.ops.log == touches
 
-    refuse(OnGpu(h.hidden))
+    refuse(CudaArray(h.hidden))
     storage = h.coordinator._binding.link.storage
     assert storage is not None
-    storage.home = Home(CUDA, 0)
+    storage.location = Location(CUDA, 0)
     refuse(h.hidden)
-    refuse(OnGpu(h.hidden, device=1))
-    del storage.home
+    refuse(CudaArray(h.hidden, device=1))
+    del storage.location
     assert h.coordinator.restore_hybrid_mtp_boundary_hidden(request, 0, h.hidden, 1) is OK
     assert h.coordinator.abandon(request) is OK
 
@@ -248,7 +225,7 @@ def test_kernels_of_a_gpu_take_no_host_memory() -> None:
     ops = NumbaDeviceOps()
     rig = build_rig(ops, mtp_deployment(hybrid_engine()))
     rig.base.reset_for_new_sequences([1, 2, 3], None)
-    ops._home = Home(CUDA, 0)
+    ops._location = Location(CUDA, 0)
     array = np.zeros(3, np.int32)
     sums = np.zeros((1, 2, 256, 2), np.int64)
     launches = ops.num_launches

@@ -2,59 +2,25 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import suppress
 from itertools import chain
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from support.page_tables import CountingOps, agrees, view_of
 
-from ctxcache.device import numpy_ops, page_table
 from ctxcache.device.numba.ops import NumbaDeviceOps
 from ctxcache.device.numpy_ops import NumpyDeviceOps
 from ctxcache.device.page_table import KVPageTable
 from ctxcache.errors import ContractError, DeploymentError, InvariantError
 
 
-class CountingOps(NumpyDeviceOps):
-    """NumPy ops that note how many entries each upload moved."""
-
-    def __init__(self) -> None:
-        self.moved: list[int] = []
-
-    def upload_rows(self, table: Any, stream: Any) -> None:
-        """Note the number of entries, then upload."""
-        self.moved.append(table.count_changes())
-        super().upload_rows(table, stream)
-
-
 @pytest.fixture(params=["numpy", "numba"])
 def ops(request: pytest.FixtureRequest) -> Any:
     """Each implementation in turn."""
     return NumpyDeviceOps() if request.param == "numpy" else NumbaDeviceOps()
-
-
-def view_of(table: KVPageTable) -> NDArray[np.int32]:
-    """The device view, as an attention kernel would read it."""
-    return table.device_ops.to_host(table.kernel_view)
-
-
-def agrees(table: KVPageTable, rows: list[list[int]]) -> None:
-    """Require the host rows and the device view to hold exactly these pages."""
-    keys = np.full((table.max_batch, table.max_pages_per_seq), -1, np.int32)
-    for slot, pages in enumerate(rows):
-        keys[slot, : len(pages)] = pages
-    for slot in range(table.max_batch):
-        assert table.host_row(slot).tolist() == keys[slot].tolist()
-    view = view_of(table)
-    np.testing.assert_array_equal(view[:, 0], keys)
-    np.testing.assert_array_equal(view[:, 1], np.where(keys < 0, -1, keys + table.num_pages))
-    table.check_invariants()
 
 
 def test_a_new_table_is_empty_on_both_sides(ops: Any) -> None:
@@ -339,125 +305,6 @@ def test_a_row_that_is_what_it_was_needs_no_upload(ops: Any) -> None:
         assert not table.has_changes
         assert count() == 0
     assert (out == 77).all()
-
-
-CHANGES: dict[str, Any] = {
-    "identity": lambda t: t.set_identity(),
-    "compaction": lambda t: t.compact_rows([-1, 0], 1),
-    "a row": lambda t: t.set_row(0, [7]),
-    "rows": lambda t: t.set_rows([1, 0], [1, 2], [3, 1, 2]),
-    "growth": lambda t: t.extend_rows([0, 1], [2, 3], [1, 0], [1]),
-    "distrust": lambda t: t.forget_device_rows(),
-}
-
-
-def interrupted_at(step: int, act: Any) -> bool:
-    """Do something, with a Ctrl-C at its `step`-th line in the page table's modules; returns whether it came that far."""
-    seen = 0
-
-    def trace(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal seen
-        if frame.f_globals["__name__"] not in {page_table.__name__, numpy_ops.__name__}:
-            return None
-        if event == "line":
-            seen += 1
-            if seen == step:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    try:
-        sys.settrace(trace)
-        act()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_an_interrupted_change_is_uploaded_all_the_same(ops: Any, change: Any) -> None:
-    """Ctrl-C at any line of any change, and of the upload behind it: the next upload makes the view equal the rows."""
-    steps = 0
-    finished = False
-    while not finished:
-        steps += 1
-        table = KVPageTable(2, 4, 8, device_ops=ops)
-        table.set_identity()
-        table.set_rows([0, 1], [2, 3], [4, 5, 6, 7, 1])
-        table.upload(None)
-
-        def act(table: KVPageTable = table) -> None:
-            change(table)
-            table.upload(None)
-
-        finished = not interrupted_at(steps, act)
-        table.upload(None)
-        rows = [table.host_row(slot)[: table.row_lengths()[slot]].tolist() for slot in range(2)]
-        agrees(table, rows)
-        assert not table.is_identity or rows == [[0, 1, 2, 3], [4, 5, 6, 7]]
-        table.set_rows([0, 1], [1, 1], [2, 3])
-        table.upload(None)
-        agrees(table, [[2], [3]])
-    assert steps > 10
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_no_interrupted_change_leaves_an_identity_that_is_none(change: Any) -> None:
-    """A table says that it is the identity only while it is."""
-    steps = 0
-    finished = False
-    while not finished:
-        steps += 1
-        table = KVPageTable(2, 4, 8, device_ops=NumpyDeviceOps())
-        table.set_identity()
-        finished = not interrupted_at(steps, lambda table=table: changed(table, change))
-        if table.is_identity:
-            assert [table.host_row(slot).tolist() for slot in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert steps > 1
-
-
-def changed(table: KVPageTable, change: Any) -> None:
-    """Change a table; growth of full rows is refused."""
-    with suppress(ContractError):
-        change(table)
-
-
-def test_a_view_that_is_distrusted_stays_so_through_an_interrupt() -> None:
-    """Ctrl-C while everything is marked for the next upload: what is written over meanwhile is still made good."""
-    steps = 0
-    finished = False
-    while not finished:
-        steps += 1
-        table = KVPageTable(2, 4, 8, device_ops=NumpyDeviceOps())
-        table.set_rows([0, 1], [2, 3], [4, 5, 6, 7, 1])
-        table.upload(None)
-        table.device_ops.to_device(table.kernel_view, np.full((2, 2, 4), 77, np.int32))
-        table.forget_device_rows()
-        assert table.has_changes
-        finished = not interrupted_at(steps, lambda table=table: table.upload(None))
-        table.upload(None)
-        agrees(table, [[4, 5], [6, 7, 1]])
-    assert steps > 10
-
-
-def test_an_interrupted_freeze_takes_nothing() -> None:
-    """Ctrl-C before anybody holds what was taken out of the table: the next upload moves it."""
-    steps = 0
-    finished = False
-    while not finished:
-        steps += 1
-        table = KVPageTable(2, 4, 8, device_ops=NumpyDeviceOps())
-        table.set_row(0, [1, 2])
-        frozen: list[Any] = []
-        finished = not interrupted_at(steps, lambda table=table, to=frozen: to.append(table.freeze_upload()))
-        for upload in frozen:
-            table.device_ops.upload_rows(upload, None)
-        table.upload(None)
-        agrees(table, [[1, 2], []])
-    assert steps > 10
 
 
 def test_a_table_belongs_to_one_live_owner() -> None:

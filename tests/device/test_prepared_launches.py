@@ -22,10 +22,10 @@ from support.device import (
 )
 
 from ctxcache.device.compiled_checks import are_sound_jobs
-from ctxcache.device.numba.driver_calls import Driver, PreparedKernel
+from ctxcache.device.numba.driver_calls import DriverCalls, PreparedKernel
 from ctxcache.device.numba.ops import NumbaDeviceOps
+from ctxcache.device.op_checks import check_jobs
 from ctxcache.device.ops import SnapshotJobs
-from ctxcache.device.snapshots import check_jobs
 from ctxcache.errors import ContractError, DeviceError
 
 OUT_OF_RESOURCES = 701
@@ -61,7 +61,7 @@ def test_the_driver_finds_every_argument_where_it_looks() -> None:
     """Grid, block, stream and each 64-bit argument reach the driver as given, launch after launch."""
     api = FakeApi()
     api.num_arguments = 3
-    kernel = PreparedKernel(Driver(api), 77, 3)
+    kernel = PreparedKernel(DriverCalls(api), 77, 3)
     kernel.launch((5, 6, 7), 128, 9, (1, -2, 2**62))
     kernel.launch((1, 1, 1), 32, 0, (0, 0, -(2**63)))
     assert api.launches == [
@@ -74,7 +74,7 @@ def test_words_follow_the_arguments() -> None:
     """Those that are given are where the driver looks, behind the others; a launch without any leaves the others right."""
     api = FakeApi()
     api.num_arguments = 5
-    kernel = PreparedKernel(Driver(api), 77, 2, 3)
+    kernel = PreparedKernel(DriverCalls(api), 77, 2, 3)
     kernel.launch((1, 1, 1), 32, 0, (1, 2), np.array([-3, 4, 5]))
     kernel.launch((1, 1, 1), 32, 0, (6, 7), np.array([8]))
     kernel.launch((1, 1, 1), 32, 0, (9, 10))
@@ -87,7 +87,7 @@ def test_words_follow_the_arguments() -> None:
 def test_arguments_that_do_not_fit_are_not_launched() -> None:
     """Too many, too few, too large: an error before the driver is called."""
     api = FakeApi()
-    kernel = PreparedKernel(Driver(api), 1, 2)
+    kernel = PreparedKernel(DriverCalls(api), 1, 2)
     for arguments in ((1,), (1, 2, 3), (1, 2**63), (1, 1.5)):
         with pytest.raises(Exception, match=r"argument|expected|range|requires?"):
             kernel.launch((1, 1, 1), 1, 0, arguments)  # type: ignore[arg-type]
@@ -97,7 +97,7 @@ def test_arguments_that_do_not_fit_are_not_launched() -> None:
 def test_the_drivers_refusal_is_a_device_error() -> None:
     """A code other than success raises with the code; not-ready is an answer to a query and to nothing else."""
     api = FakeApi()
-    driver = Driver(api)
+    driver = DriverCalls(api)
     kernel = PreparedKernel(driver, 1, 0)
     api.answer = OUT_OF_RESOURCES
     with pytest.raises(DeviceError, match=str(OUT_OF_RESOURCES)):
@@ -112,7 +112,7 @@ def test_the_drivers_refusal_is_a_device_error() -> None:
 
 def test_streams_do_not_pile_up() -> None:
     """A runtime that makes a stream a request keeps a bounded number of the driver's objects alive."""
-    driver = Driver(FakeApi())
+    driver = DriverCalls(FakeApi())
     assert [driver.stream(handle) for handle in range(1, 3000)] == list(range(1, 3000))
     assert driver.stream(7) == 7
     assert len(driver._streams) <= 1024
@@ -122,7 +122,7 @@ def test_threads_do_not_mix_their_arguments() -> None:
     """Two threads that launch the same kernel get each launch whole."""
     api = FakeApi()
     api.num_arguments = 4
-    kernel = PreparedKernel(Driver(api), 1, 2, 2)
+    kernel = PreparedKernel(DriverCalls(api), 1, 2, 2)
 
     def work(value: int) -> None:
         for _ in range(500):
@@ -140,7 +140,7 @@ def test_a_launch_inside_a_launch_leaves_both_whole() -> None:
     """A finaliser or signal handler that launches the same kernel neither waits for the launch it interrupts nor spoils it."""
     api = FakeApi()
     api.num_arguments = 3
-    kernel = PreparedKernel(Driver(api), 1, 2, 1)
+    kernel = PreparedKernel(DriverCalls(api), 1, 2, 1)
 
     class Interrupted:
         """An argument that is read only after the first has been put in place."""

@@ -10,7 +10,7 @@ import pytest
 from support.device import A, R, build_rig, even_engine, hybrid_engine, ints, jobs, mtp_deployment
 
 from ctxcache.config import DeploymentConfig, EngineConfig, SpecDecodeConfig
-from ctxcache.device import snapshots
+from ctxcache.device import op_checks
 from ctxcache.device.kv_pools import HybridCacheManager
 from ctxcache.device.numba.ops import NumbaDeviceOps
 from ctxcache.device.numpy_ops import NumpyDeviceOps
@@ -156,7 +156,7 @@ def test_a_cold_slot_next_to_a_hit_starts_from_zero(make_ops: Any) -> None:
 def test_a_check_that_refuses_sound_jobs_is_our_own_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the compiled check says no and the described one finds nothing, the caller is not blamed."""
     rig = build_rig(NumpyDeviceOps(), hybrid_engine())
-    monkeypatch.setattr(snapshots, "are_sound_jobs", lambda *_arguments: False)
+    monkeypatch.setattr(op_checks, "are_sound_jobs", lambda *_arguments: False)
     with pytest.raises(InvariantError, match="nothing is wrong with them"):
         rig.ops.capture(rig.storage, jobs((0, 0, -1, -1, -1, 0)), None)
 

@@ -10,7 +10,7 @@ from peer_bench.catalogue import LINES
 from peer_bench.lines import Figure, read_figures
 from peer_bench.table import all_met, compare, show_peers, summarise
 
-from ctxcache.cli.bench.host_table import WORKS, Row
+from ctxcache.cli.bench.host.bounds import WORKS, Row
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 

@@ -161,6 +161,18 @@ def hybrid_engine(kv_dtype: str = "float16", state_dtype: str = "float32", **cha
     return EngineConfig(**{**settings, **changes})
 
 
+def attention_engine(**changes: Any) -> EngineConfig:
+    """Two attention layers, 4 slots of 3 pages."""
+    settings: dict[str, Any] = {
+        "layers": (A, A),
+        "attention": (AttentionLayerConfig(1, 4),) * 2,
+        "max_batch_size": 4,
+        "max_sequence_length": 24,
+        "tokens_per_page": 8,
+    }
+    return EngineConfig(**{**settings, **changes})
+
+
 def even_engine(**changes: Any) -> EngineConfig:
     """The same with sizes that are multiples of 16 bytes, so that every copy can be wide."""
     settings: dict[str, Any] = {

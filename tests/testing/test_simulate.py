@@ -161,7 +161,7 @@ def test_misuse_that_is_not_refused_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_command_says_what_it_did(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Totals and no violation: status 0. With one: status 1, the violation, and the script."""
-    monkeypatch.setattr("ctxcache.cli.trials._PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr("ctxcache.cli.report._PROGRESS_SECONDS", 0.0)
     assert main(["simulate", "--seed", "3", "--steps", "300"]) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("seed 3: 300 steps in 2 deployments of 2 kinds, ")

@@ -290,9 +290,9 @@ def test_the_command_prints_points_runs_and_violations(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line a kind, the totals last; status 1 where something was wrong; JSON says the same."""
-    monkeypatch.setattr("ctxcache.cli.trials.sweep", quick_sweep)
+    monkeypatch.setattr("ctxcache.testing.sweep.sweep", quick_sweep)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    monkeypatch.setattr("ctxcache.cli.trials._PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr("ctxcache.cli.report._PROGRESS_SECONDS", 0.0)
     assert main(["faults", "--kind", "vanilla"]) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("vanilla: 10 fault points")
@@ -347,8 +347,8 @@ def test_several_kinds_are_swept_side_by_side(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One worker a group as far as there are cores; results in the order of the groups, whoever is ready first."""
-    monkeypatch.setattr("ctxcache.cli.trials.sweep", quick_sweep)
-    monkeypatch.setattr("ctxcache.cli.trials.ProcessPoolExecutor", InThisProcess)
+    monkeypatch.setattr("ctxcache.testing.sweep.sweep", quick_sweep)
+    monkeypatch.setattr("ctxcache.cli.faults.ProcessPoolExecutor", InThisProcess)
     for cores, workers in ((4, 4), (64, len(fault_groups(Kind)))):
         monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
         assert main(["faults"]) == 1  # the planted violation of EAGLE

@@ -1,1 +1,1 @@
-"""The benchmarks."""
+"""The benchmarks: `host/` times the host's work, `device/` the ops on a GPU. May import the whole library but `testing`."""

@@ -7,17 +7,19 @@ context fails at best: the default stream's handle is 0 on every device, and a w
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from numba import config, cuda
 
-from ctxcache.device.numba.driver_calls import Driver
+from ctxcache.device.numba.driver_calls import DriverCalls
 from ctxcache.errors import DeploymentError
 
 __all__ = ["SIMULATED", "CudaDevice", "cuda", "missing_target"]
+
+_Result = TypeVar("_Result")
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
 """Whether kernels run under Numba's simulator, on host memory."""
@@ -38,11 +40,10 @@ class CudaDevice:
     """One GPU, by its primary context: the device that is current in the thread that makes this.
 
     Everything that belongs to the device is made and used inside `current()`, in whichever thread, or where its cost counts
-    and interrupts are likely, between the calls that it is made of. The simulator has one device and no contexts.
+    and interrupts are likely, by `call()`. The simulator has one device and no contexts.
 
     Attributes:
         ordinal: the device's number among those that the process sees.
-        set_current: the driver's own call: makes a context the thread's, and answers with a code for `Driver.check`.
 
     Raises:
         DeploymentError: a context is current that is not the device's primary one.
@@ -64,9 +65,9 @@ class CudaDevice:
         self._context = self._driver.value(self._api.cuCtxGetCurrent())
         self._handle = int(self._context)
         self.ordinal = int(self._driver.value(self._api.cuCtxGetDevice()))
-        self.set_current = self._api.cuCtxSetCurrent
+        self._set_current = self._api.cuCtxSetCurrent
 
-    def displaced(self) -> Any:
+    def _displaced(self) -> Any:
         """Return the context that has to make way for this device's and be put back; `None` where this one is current.
 
         Where none is, this one becomes current, and stays: CUDA's own runtime does the same.
@@ -84,23 +85,37 @@ class CudaDevice:
 
     def enter(self) -> None:
         """Make this device's context the calling thread's."""
-        self._driver.check(self.set_current(self._context))
+        self._driver.check(self._set_current(self._context))
+
+    def call(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Return what a call returns that has the device's context current.
+
+        As `current()`, but without a generator: faster, and no interrupt finds a gap in it.
+        """
+        before = self._displaced()
+        try:
+            if before is not None:
+                self.enter()
+            return work(*arguments)
+        finally:
+            if before is not None:
+                self._set_current(before)
 
     @contextmanager
-    def current(self) -> Iterator[Driver]:
+    def current(self) -> Iterator[DriverCalls]:
         """Have the device's context current inside the block, which is given the driver's calls; `None` when simulated."""
-        before = self.displaced()
+        before = self._displaced()
         try:
             if before is not None:
                 self.enter()
             yield self._driver
         finally:
             if before is not None:
-                self.set_current(before)
+                self._set_current(before)
 
 
 @lru_cache(maxsize=1)
-def _load_driver() -> Driver:
+def _load_driver() -> DriverCalls:
     from cuda.bindings import driver  # noqa: PLC0415 - comes with numba-cuda, is not there under the simulator
 
-    return Driver(driver)
+    return DriverCalls(driver)

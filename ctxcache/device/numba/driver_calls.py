@@ -1,4 +1,4 @@
-"""Prepared launches: a compiled kernel's own handle, and its arguments packed where the driver reads them.
+"""The driver's own calls, and prepared launches: a compiled kernel's handle, and its arguments packed where the driver reads them.
 
 Numba's dispatch looks up the signature, builds arguments and checks for exceptions at every launch: 15-56 us on an H200.
 The driver's own call on the handle of the same compiled kernel takes 4 us. Nothing here imports `numba.cuda`; the driver is
@@ -20,7 +20,7 @@ from ctxcache.errors import DeviceError
 _MAX_STREAMS = 1024
 
 
-class Driver:
+class DriverCalls:
     """The few driver calls that enqueue, with what they need kept ready.
 
     Every call works in the calling thread's current context, and raises `DeviceError` with the driver's code when it fails.
@@ -99,14 +99,14 @@ class PreparedKernel:
         driver: launches.
         function: the driver's handle of the compiled kernel.
         num_arguments: parameters of the kernel, the words apart.
-        num_words: parameters behind them that carry values, see `ctxcache.device.numba.inline`.
+        num_words: parameters behind them that carry values, see `ctxcache.device.numba.parameter_words`.
         owner: whatever keeps the handle valid.
     """
 
     __slots__ = ("_driver", "_free", "_function", "_launch", "_num_arguments", "_num_words", "_owner", "_pack")
 
     def __init__(
-        self, driver: Driver, function: int, num_arguments: int, num_words: int = 0, *, owner: Any = None
+        self, driver: DriverCalls, function: int, num_arguments: int, num_words: int = 0, *, owner: Any = None
     ) -> None:
         self._driver = driver
         self._function = driver.api.CUfunction(function)

@@ -1,7 +1,7 @@
 """The kernels, and nothing else: while one runs under the simulator, this module's `cuda` is replaced.
 
 All parameters are int64: addresses, counts, and byte numbers; `words` are a fixed number of them, see
-`ctxcache.device.numba.inline`. Along x the threads of a grid share the work on one run of bytes; y counts the runs of a table and z
+`ctxcache.device.numba.parameter_words`. Along x the threads of a grid share the work on one run of bytes; y counts the runs of a table and z
 the jobs. Every loop strides over the grid, so any grid gives the same result.
 """
 
@@ -10,9 +10,7 @@ the jobs. Every loop strides over the grid, so any grid gives the same result.
 from __future__ import annotations
 
 from ctxcache.device.numba.context import cuda
-from ctxcache.device.numba.memory import load1, load4, load8, load16, store1, store4, store16, wrapped
-from ctxcache.device.numba.tables import (
-    JOB_TOKENS,
+from ctxcache.device.numba.descriptor_tables import (
     MOVE_FIELDS,
     MOVE_FIXED_BYTES,
     MOVE_LIVE_ADDRESS,
@@ -22,19 +20,17 @@ from ctxcache.device.numba.tables import (
     MOVE_SAVED_FIELD,
     MOVE_SAVED_STRIDE,
     MOVE_TOKEN_BYTES,
+    POOL_ADDRESS,
+    POOL_FIELDS,
+    POOL_HALF_BYTES,
+    POOL_PAGE_BYTES,
     SLOT_ADDRESS,
     SLOT_BYTES,
     SLOT_FIELDS,
 )
-from ctxcache.device.page_sums import (
-    FIRST_FACTOR,
-    PAGE_ADDRESS,
-    PAGE_BYTES,
-    PAGE_FIELDS,
-    PAGE_HALF_BYTES,
-    SECOND_FACTOR,
-    SUM_LANES,
-)
+from ctxcache.device.numba.loads_stores import load1, load4, load8, load16, store1, store4, store16, wrapped
+from ctxcache.device.ops import JOB_TOKENS
+from ctxcache.device.page_sums import FIRST_FACTOR, SECOND_FACTOR, SUM_LANES
 
 
 @cuda.jit(device=True, inline="always")
@@ -247,10 +243,10 @@ def sum_pages(table: int, num_rows: int, sums: int, num_pages: int, page_ids: in
     for entry in range(cuda.blockIdx.z, num_pages, cuda.gridDim.z):
         page = value_at(page_ids, words, entry)
         for row in range(cuda.blockIdx.y, num_rows, cuda.gridDim.y):
-            layer = table + 8 * PAGE_FIELDS * row
-            page_bytes = load8(layer + 8 * PAGE_BYTES)
-            keys = load8(layer + 8 * PAGE_ADDRESS) + page * page_bytes
-            half_bytes = load8(layer + 8 * PAGE_HALF_BYTES)
+            layer = table + 8 * POOL_FIELDS * row
+            page_bytes = load8(layer + 8 * POOL_PAGE_BYTES)
+            keys = load8(layer + 8 * POOL_ADDRESS) + page * page_bytes
+            half_bytes = load8(layer + 8 * POOL_HALF_BYTES)
             num_units = (page_bytes + 15) // 16
             for lane in range(first, SUM_LANES, step):
                 one = 0

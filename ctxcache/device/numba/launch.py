@@ -18,8 +18,8 @@ from numba import types
 from numpy.typing import NDArray
 
 from ctxcache.device.numba.context import SIMULATED, CudaDevice, cuda
-from ctxcache.device.numba.driver_calls import Driver, PreparedKernel
-from ctxcache.device.numba.inline import INLINE_WORDS, NO_WORDS
+from ctxcache.device.numba.driver_calls import DriverCalls, PreparedKernel
+from ctxcache.device.numba.parameter_words import INLINE_WORDS, NO_WORDS
 from ctxcache.device.ops import StreamSynchronizer
 from ctxcache.device.streams import stream_handle
 
@@ -82,7 +82,7 @@ def kernels_of(module: ModuleType) -> list[tuple[Any, int, NDArray[np.int64] | N
 
 
 def takes_words(kernel: Any) -> bool:
-    """Whether a kernel's last parameter is the words of `ctxcache.device.numba.inline`."""
+    """Whether a kernel's last parameter is the words of `ctxcache.device.numba.parameter_words`."""
     return "words" in signature(kernel.py_func).parameters
 
 
@@ -125,15 +125,7 @@ class Launcher:
             with _SIMULATOR:  # the subscript only sets attributes of the kernel, so there is nothing to keep
                 kernel[blocks, THREADS](*arguments, *_as_tuples(words))
         else:
-            # As `current()` does, without a generator: faster, and no interrupt finds a gap in it.
-            before = self._device.displaced()
-            try:
-                if before is not None:
-                    self._device.enter()
-                self._launch(kernel, blocks, handle, arguments, words)
-            finally:
-                if before is not None:
-                    self._device.set_current(before)
+            self._device.call(self._launch, kernel, blocks, handle, arguments, words)
         self.num_launches += 1
 
     def synchronize(self, stream: Any, synchronizer: StreamSynchronizer | None = None) -> int | None:
@@ -142,18 +134,11 @@ class Launcher:
         The synchroniser finds the device current: one that waits for "the" device waits for this one, in any thread.
         """
         handle = stream_handle(stream)
-        before = self._device.displaced()
-        try:
-            if before is not None:
-                self._device.enter()
-            if synchronizer is not None:
-                return synchronizer(stream)
-            if not SIMULATED:
-                self._numba_stream(handle).synchronize()
-            return None
-        finally:
-            if before is not None:
-                self._device.set_current(before)
+        if synchronizer is not None:
+            return self._device.call(synchronizer, stream)
+        if not SIMULATED:
+            self._device.call(self._wait, handle)
+        return None
 
     def numba_stream(self, stream: Any) -> Any:
         """Return Numba's object for a stream of any library. Call its `synchronize` only while the device is current."""
@@ -175,6 +160,9 @@ class Launcher:
         key = (kernel, blocks, handle)
         configured = self._configured.get(key) or self._configure(key)
         configured(*arguments, *_as_tuples(words, INLINE_WORDS))
+
+    def _wait(self, handle: int) -> None:
+        self._numba_stream(handle).synchronize()
 
     def _numba_stream(self, handle: int) -> Any:
         if handle not in self._streams:
@@ -205,7 +193,7 @@ def _as_tuples(words: NDArray[np.int64] | None, length: int = 0) -> tuple[tuple[
     return ((*words.tolist(), *[0] * (length - len(words))),)
 
 
-def _prepared_kernel(driver: Driver, kernel: Any, num_arguments: int) -> PreparedKernel | None:
+def _prepared_kernel(driver: DriverCalls, kernel: Any, num_arguments: int) -> PreparedKernel | None:
     """Compile a kernel for integers and take its handle; `None` where this release of Numba keeps it elsewhere."""
     num_words = INLINE_WORDS if takes_words(kernel) else 0
     words = (types.UniTuple(types.int64, num_words),) if num_words else ()

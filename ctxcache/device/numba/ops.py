@@ -12,33 +12,43 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.arguments import Int32s, as_int32s, as_integer
-from ctxcache.device.arrays import (
-    ANYWHERE,
-    CUDA,
-    Home,
-    check_int32_array,
-    check_int32_target,
-    check_reachable,
-    check_same_layout,
-    check_writable,
-    view_array,
+from ctxcache.arguments import Int32s
+from ctxcache.device.arrays import ANYWHERE, CUDA, ArrayView, Location, check_reachable, check_same_layout, view_array
+from ctxcache.device.numba.descriptor_tables import (
+    SLOT_FIELDS,
+    DeviceTables,
+    describe_moves,
+    describe_pools,
+    describe_slots,
 )
-from ctxcache.device.kv_pools import check_batches, check_lengths
-from ctxcache.device.numba.inline import INLINE_INTS, NO_WORDS, as_words
-from ctxcache.device.numba.staging import Buffer, ChangeArena, StagingRing
-from ctxcache.device.numba.tables import SLOT_FIELDS, DeviceTables, describe_moves, describe_slots
-from ctxcache.device.ops import HiddenRow, SnapshotJobs, StreamSynchronizer, storage_dtype
-from ctxcache.device.page_sums import SUM_LANES, check_pages, describe_pages
-from ctxcache.device.snapshots import check_hidden_row, check_jobs, check_slots
+from ctxcache.device.numba.parameter_words import INLINE_INTS, NO_WORDS, as_words
+from ctxcache.device.numba.staging_ring import ChangeArena, StagingRing
+from ctxcache.device.op_checks import (
+    check_compaction,
+    check_hidden_row,
+    check_increment,
+    check_jobs,
+    check_lengths,
+    check_mapping_upload,
+    check_pages,
+    check_slots,
+)
+from ctxcache.device.ops import (
+    CacheArrays,
+    HiddenRow,
+    SnapshotArrays,
+    SnapshotJobs,
+    StreamSynchronizer,
+    TableChanges,
+    storage_dtype,
+)
+from ctxcache.device.page_sums import SUM_LANES
 from ctxcache.device.streams import is_per_thread, stream_handle
 from ctxcache.errors import ContractError, DeploymentError, InvariantError
 
 if TYPE_CHECKING:
-    from ctxcache.device.arrays import ArrayView
-    from ctxcache.device.kv_pools import HybridCacheManager
-    from ctxcache.device.page_table import KVPageTable, PageTableUpload
-    from ctxcache.device.snapshots import HybridSnapshotStorage
+    from ctxcache.device.numba.device_memory import DeviceMemory, StagingBuffer
+    from ctxcache.device.numba.launch import Launcher
 
 NO_TARGET = (
     "NumbaDeviceOps needs a GPU or Numba's CUDA simulator, and there is neither ({why}). "
@@ -62,7 +72,7 @@ class NumbaDeviceOps:
     thread, whatever is current there, and leave that as it was. A thread that had no context keeps this device's.
 
     Descriptor tables are built at the first use of a cache or storage and kept on the device as long as it lives. Short runs
-    of job arguments travel with the launch, see `ctxcache.device.numba.inline`, longer ones through pinned staging buffers, see
+    of job arguments travel with the launch, see `ctxcache.device.numba.parameter_words`, longer ones through pinned staging buffers, see
     `StagingRing`.
 
     Args:
@@ -74,20 +84,20 @@ class NumbaDeviceOps:
     """
 
     def __init__(self, *, prepared_launches: bool = True) -> None:
-        context, buffers, launch, self._kernels = _load_target()
+        context, device_memory, launch, self._kernels = _load_target()
         device = context.CudaDevice()
         self._device_ordinal: int = device.ordinal
-        self._home = ANYWHERE if context.SIMULATED else Home(CUDA, device.ordinal)
+        self._location = ANYWHERE if context.SIMULATED else Location(CUDA, device.ordinal)
         self._blocks_for = launch.blocks_for
         self._kernels_of = launch.kernels_of
         self._blocks_for_runs = launch.blocks_for_runs
-        self._memory = buffers.DeviceMemory(device)
-        self._launcher = launch.Launcher(device, prepared=prepared_launches)
-        self._ring = StagingRing(partial(buffers.StagingBuffer, device=device))
+        self._memory: DeviceMemory = device_memory.DeviceMemory(device)
+        self._launcher: Launcher = launch.Launcher(device, prepared=prepared_launches)
+        self._ring = StagingRing(partial(device_memory.StagingBuffer, device=device))
         self._arenas: dict[int, ChangeArena] = {}
         self._slot_tables = DeviceTables(describe_slots, self._memory)
         self._move_tables = DeviceTables(describe_moves, self._memory)
-        self._sum_tables = DeviceTables(describe_pages, self._memory)
+        self._pool_tables = DeviceTables(describe_pools, self._memory)
 
     @property
     def device_ordinal(self) -> int:
@@ -97,14 +107,12 @@ class NumbaDeviceOps:
     @property
     def num_launches(self) -> int:
         """Kernels launched so far."""
-        count: int = self._launcher.num_launches
-        return count
+        return self._launcher.num_launches
 
     @property
     def num_prepared_launches(self) -> int:
         """Those among them that went through a compiled kernel's handle; see `prepared_launches`."""
-        count: int = self._launcher.num_prepared_launches
-        return count
+        return self._launcher.num_prepared_launches
 
     def load_kernels(self, stream: Any) -> None:
         """Compile every kernel and load it on the device, by launching it once with nothing to do.
@@ -124,8 +132,7 @@ class NumbaDeviceOps:
 
     def to_host(self, array: Any) -> NDArray[Any]:
         """See `DeviceOps.to_host`; `ContractError` for an array with gaps."""
-        host: NDArray[Any] = self._memory.read(_contiguous(view_array(array)))
-        return host
+        return self._memory.read(_contiguous(view_array(array)))
 
     def to_device(self, array: Any, host: NDArray[Any]) -> None:
         """See `DeviceOps.to_device`; `ContractError` for another shape or element size, or an array with gaps."""
@@ -134,7 +141,7 @@ class NumbaDeviceOps:
         check_same_layout(view, source)
         self._memory.write(view, source)
 
-    def upload_rows(self, table: KVPageTable | PageTableUpload, stream: Any) -> None:
+    def upload_rows(self, table: TableChanges, stream: Any) -> None:
         """See `DeviceOps.upload_rows`. The changes lie in mapped host memory; one launch reads and scatters them."""
         if not table.has_changes:
             return
@@ -151,27 +158,25 @@ class NumbaDeviceOps:
             table.forget_device_rows()
             raise
 
-    def reset_lengths(self, cache: HybridCacheManager, reuse_lengths: Int32s, stream: Any) -> None:
+    def reset_lengths(self, cache: CacheArrays, reuse_lengths: Int32s, stream: Any) -> None:
         """See `DeviceOps.reset_lengths`."""
         lengths = check_lengths(cache, reuse_lengths)
         self._write_ints(cache.lengths_view.address, lengths, cache.max_batch, stream)
         cache.active_batch_size = len(lengths)
 
-    def advance_lengths(self, cache: HybridCacheManager, increment: Any, stream: Any) -> None:
+    def advance_lengths(self, cache: CacheArrays, increment: Any, stream: Any) -> None:
         """See `RuntimeDeviceOps.advance_lengths`."""
-        active, scalar, address = cache.active_batch_size, 0, 0
-        if isinstance(increment, (int, np.integer)):
-            scalar = as_integer("increment", increment)
-        else:
-            address = check_int32_array("increment", increment, active, self._home).address
+        checked, active = check_increment(cache, increment, self._location), cache.active_batch_size
+        scalar, address = (checked, 0) if isinstance(checked, int) else (0, checked.address)
         if active:
             lengths = cache.lengths_view.address
-            self._launch(self._kernels.add_ints, self._blocks_for(active), stream, lengths, address, scalar, active)
+            self._launcher.launch(
+                self._kernels.add_ints, self._blocks_for(active), stream, lengths, address, scalar, active
+            )
 
-    def zero_recurrent(self, cache: HybridCacheManager, slots: Int32s, stream: Any) -> None:
+    def zero_recurrent(self, cache: CacheArrays, slots: Int32s, stream: Any) -> None:
         """See `DeviceOps.zero_recurrent`."""
-        cold = as_int32s("slots", slots)
-        check_slots(cache, cold)
+        cold = check_slots(cache, slots)
         table = self._slot_tables.of(cache)
         num_rows = table.num_rows - 1  # the first row, the lengths, is no state
         if not len(cold) or not num_rows:
@@ -180,67 +185,59 @@ class NumbaDeviceOps:
         state_rows = table.address + 8 * SLOT_FIELDS
         self._launch_with(cold, self._kernels.zero_slots, blocks, stream, state_rows, num_rows, len(cold))
 
-    def restore(self, storage: HybridSnapshotStorage, jobs: SnapshotJobs, stream: Any) -> None:
+    def restore(self, storage: SnapshotArrays, jobs: SnapshotJobs, stream: Any) -> None:
         """See `DeviceOps.restore`."""
         self._move(storage, check_jobs(storage, jobs, to_snapshots=False), stream, restoring=True)
 
-    def capture(self, storage: HybridSnapshotStorage, jobs: SnapshotJobs, stream: Any) -> None:
+    def capture(self, storage: SnapshotArrays, jobs: SnapshotJobs, stream: Any) -> None:
         """See `DeviceOps.capture`."""
         self._move(storage, check_jobs(storage, jobs, to_snapshots=True), stream, restoring=False)
 
     def upload_mapping(self, mapping: Int32s, device_mapping: Any, stream: Any) -> None:
         """See `DeviceOps.upload_mapping`."""
-        entries = as_int32s("mapping", mapping)
-        view = check_int32_target("device_mapping", device_mapping, len(entries), self._home)
+        entries, view = check_mapping_upload(mapping, device_mapping, self._location)
         self._write_ints(view.address, entries, len(entries), stream)
 
-    def compact_slot_state(
-        self, cache: HybridCacheManager, mapping: Any, old_batch: int, new_batch: int, stream: Any
-    ) -> None:
+    def compact_slot_state(self, cache: CacheArrays, mapping: Any, old_batch: int, new_batch: int, stream: Any) -> None:
         """See `DeviceOps.compact_slot_state`. Where every slot survives, or none, nothing has to move."""
-        old_batch, new_batch = check_batches(cache, old_batch, new_batch)
-        address = check_int32_array("mapping", mapping, old_batch, self._home).address
+        old_batch, new_batch, view = check_compaction(cache, mapping, old_batch, new_batch, self._location)
         if 0 < new_batch < old_batch:
             table = self._slot_tables.of(cache)
             blocks = self._blocks_for(-(-table.longest_run // 16), table.num_rows)
-            arguments = (table.address, table.num_rows, address, old_batch)
-            self._launch(self._kernels.compact_slots, blocks, stream, *arguments)
+            arguments = (table.address, table.num_rows, view.address, old_batch)
+            self._launcher.launch(self._kernels.compact_slots, blocks, stream, *arguments)
         cache.active_batch_size = new_batch
 
     def capture_boundary_hidden(
-        self, storage: HybridSnapshotStorage, snapshot_slot: int, source: HiddenRow, stream: Any
+        self, storage: SnapshotArrays, snapshot_slot: int, source: HiddenRow, stream: Any
     ) -> None:
         """See `DeviceOps.capture_boundary_hidden`."""
-        view = check_hidden_row(storage, snapshot_slot, source)
-        live, saved, num_bytes = self._hidden_addresses(storage, snapshot_slot, source, view)
+        live, saved, num_bytes = self._hidden_run(storage, snapshot_slot, source)
         self._copy_run(saved, live, num_bytes, stream)
 
     def restore_boundary_hidden(
-        self, storage: HybridSnapshotStorage, snapshot_slot: int, destination: HiddenRow, stream: Any
+        self, storage: SnapshotArrays, snapshot_slot: int, destination: HiddenRow, stream: Any
     ) -> None:
         """See `DeviceOps.restore_boundary_hidden`."""
-        view = check_hidden_row(storage, snapshot_slot, destination)
-        check_writable("hidden states", view)
-        live, saved, num_bytes = self._hidden_addresses(storage, snapshot_slot, destination, view)
+        live, saved, num_bytes = self._hidden_run(storage, snapshot_slot, destination, is_written=True)
         self._copy_run(live, saved, num_bytes, stream)
 
-    def sum_pages(self, cache: HybridCacheManager, page_ids: Int32s, sums: Any, stream: Any) -> None:
+    def sum_pages(self, cache: CacheArrays, page_ids: Int32s, sums: Any, stream: Any) -> None:
         """See `DeviceOps.sum_pages`."""
         pages, view = check_pages(cache, page_ids, sums)
-        check_reachable("sums", sums, view, self._home)
+        check_reachable("sums", sums, view, self._location)
         if not len(pages) or not cache.kv_pools:
             return
-        table = self._sum_tables.of(cache)
+        table = self._pool_tables.of(cache)
         blocks = self._blocks_for(SUM_LANES, table.num_rows, len(pages))
         arguments = (table.address, table.num_rows, view.address, len(pages))
         self._launch_with(pages, self._kernels.sum_pages, blocks, stream, *arguments)
 
     def synchronize(self, stream: Any, synchronizer: StreamSynchronizer | None) -> int | None:
         """See `DeviceOps.synchronize`. A synchroniser finds the ops' device current."""
-        code: int | None = self._launcher.synchronize(stream, synchronizer)
-        return code
+        return self._launcher.synchronize(stream, synchronizer)
 
-    def _upload(self, table: KVPageTable | PageTableUpload, arena: ChangeArena, handle: int) -> None:
+    def _upload(self, table: TableChanges, arena: ChangeArena, handle: int) -> None:
         pairs = arena.room(handle)
         count = table.take_changes(pairs)
         if count > len(pairs):
@@ -259,10 +256,7 @@ class NumbaDeviceOps:
         )
         arena.use(count)
 
-    def _launch(self, kernel: Any, blocks: tuple[int, int, int], stream: Any, *arguments: int) -> None:
-        self._launcher.launch(kernel, blocks, stream, *arguments)
-
-    def _move(self, storage: HybridSnapshotStorage, jobs: Int32s, stream: Any, *, restoring: bool) -> None:
+    def _move(self, storage: SnapshotArrays, jobs: Int32s, stream: Any, *, restoring: bool) -> None:
         num_jobs = jobs.shape[1]
         if not num_jobs:
             return
@@ -306,19 +300,21 @@ class NumbaDeviceOps:
 
     def _copy_run(self, target: int, source: int, num_bytes: int, stream: Any) -> None:
         blocks = self._blocks_for_runs(num_bytes, 1)
-        self._launch(self._kernels.copy_run, blocks, stream, target, source, num_bytes)
+        self._launcher.launch(self._kernels.copy_run, blocks, stream, target, source, num_bytes)
 
-    def _hidden_addresses(
-        self, storage: HybridSnapshotStorage, snapshot_slot: int, row: HiddenRow, view: ArrayView
+    def _hidden_run(
+        self, storage: SnapshotArrays, snapshot_slot: int, row: HiddenRow, *, is_written: bool = False
     ) -> tuple[int, int, int]:
-        check_reachable("hidden states", row.hidden_states, view, self._home)
+        """Check a hidden row; return where it lies live and saved, and its bytes."""
+        view = check_hidden_row(storage, snapshot_slot, row, is_written=is_written)
+        check_reachable("hidden states", row.hidden_states, view, self._location)
         # NumPy's integers would wrap at their own width.
         live = view.address + int(row.slot) * view.strides[0] + int(row.row) * view.strides[1]
         saved = storage.hidden_rows_view
         return live, saved.address + int(snapshot_slot) * saved.strides[0], saved.strides[0]
 
     @contextmanager
-    def _staged(self, values: NDArray[Any], stream: Any) -> Iterator[Buffer]:
+    def _staged(self, values: NDArray[Any], stream: Any) -> Iterator[StagingBuffer]:
         """Put values into a staging buffer for the launch inside the block, which reads it."""
         buffer = self._ring.take(values.nbytes)
         buffer.host[: values.nbytes] = values.reshape(-1).view(np.uint8)
@@ -345,9 +341,9 @@ def _load_target() -> tuple[ModuleType, ModuleType, ModuleType, ModuleType]:
     if why is not None:
         remedy = _INSTALL if find_spec("numba_cuda") is None else _MEND_DRIVER
         raise DeploymentError(NO_TARGET.format(why=why.rstrip("."), remedy=remedy))
-    from ctxcache.device.numba import buffers, kernels, launch  # noqa: PLC0415 - see the docstring
+    from ctxcache.device.numba import device_memory, kernels, launch  # noqa: PLC0415 - see the docstring
 
-    return context, buffers, launch, kernels
+    return context, device_memory, launch, kernels
 
 
 def _contiguous(view: ArrayView) -> ArrayView:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.cli.bench.report import Spread, spread_of
+from ctxcache.cli.bench.verdicts import Spread, spread_of
 from ctxcache.errors import InvariantError
 from ctxcache.keys.chain import hash_full_blocks
 from ctxcache.manager.manager import ContextCacheManager

@@ -1,4 +1,4 @@
-"""The long commands: the fault sweep and the simulation, with progress on standard error."""
+"""`ctxcache faults`: list the fault points, and fail every one of them, with progress on standard error."""
 
 from __future__ import annotations
 
@@ -6,37 +6,49 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ctxcache.cli.report import write_json
+from ctxcache.cli.report import progress, write_json
 from ctxcache.fsm import FaultGroup
-from ctxcache.ids import ContextCacheDeploymentKind as Kind
-from ctxcache.testing.simulate import SimulationResult, simulate
-from ctxcache.testing.sweep import SweepResult, replay, sweep
 
-_PROGRESS_SECONDS = 5.0
+if TYPE_CHECKING:
+    from ctxcache.testing.sweep import SweepResult
 
 
-def run_sweep(
-    groups: Sequence[FaultGroup],
-    *,
-    pairs: bool,
-    exhaustive: bool,
-    as_json: bool,
-    listed: dict[str, Any],
-) -> bool:
+def list_points(groups: Sequence[FaultGroup], *, as_json: bool) -> None:
+    """Print the fault points of each group."""
+    listed = _listed(groups)
+    if as_json:
+        write_json(listed)
+        return
+    width = max(len(point["fault_point"]) for points in listed.values() for point in points)
+    blocks = []
+    for name, points in listed.items():
+        lines = [f"{name}: {len(points)} fault points"]
+        lines.extend(
+            f"  {point['fault_point']:<{width}}  {point['does']:<7}  leads to {' or '.join(point['leads_to'])}"
+            for point in points
+        )
+        blocks.append("\n".join(lines))
+    sys.stdout.write("\n\n".join(blocks) + "\n")
+
+
+def run_sweep(groups: Sequence[FaultGroup], *, pairs: bool, exhaustive: bool, as_json: bool) -> bool:
     """Sweep groups of fault points, as many at a time as there are cores; returns whether nothing was wrong.
 
     Args:
         groups: which.
         pairs: also ordered pairs of points.
         exhaustive: pairs in every way of failing.
-        as_json: print one JSON document.
-        listed: the fault points of each group, for the document.
+        as_json: print one JSON document. Otherwise the list comes first.
     """
+    if not as_json:
+        list_points(groups, as_json=False)
+        sys.stdout.write("\n")
+        sys.stdout.flush()
     started = time.perf_counter()
     workers = min(len(groups), os.cpu_count() or 1)
     if workers == 1:
@@ -51,7 +63,7 @@ def run_sweep(
     if as_json:
         write_json(
             {
-                "fault_points": listed,
+                "fault_points": _listed(groups),
                 "sweeps": [result.as_dict() for result in results],
                 "runs": runs,
                 "violations": violations,
@@ -76,6 +88,8 @@ def run_sweep(
 
 def run_again(title: str, *, as_json: bool) -> bool:
     """Do one run of a sweep once more; returns whether its faults struck and nothing was wrong."""
+    from ctxcache.testing.sweep import replay  # noqa: PLC0415 - the list does without Numba
+
     outcome = replay(title)
     if as_json:
         write_json({"run": title, "fired": outcome.fired, "violations": outcome.violations})
@@ -85,35 +99,10 @@ def run_again(title: str, *, as_json: bool) -> bool:
     return bool(outcome.fired) and not outcome.violations
 
 
-def run_simulation(seed: int, steps: int, *, as_json: bool) -> bool:
-    """Simulate; returns whether nothing was wrong. The replaying script of a failure goes to standard output."""
-    result = simulate(seed, steps, progress=_reporter("simulate", steps))
-    if as_json:
-        write_json(result.as_dict())
-        return not result.violations
-    sys.stdout.write(_summary(result))
-    if result.violations:
-        sys.stdout.writelines(f"violation: {violation}\n" for violation in result.violations)
-        sys.stdout.write(f"\n{result.script}")
-    return not result.violations
-
-
 def _sweep_one(group: FaultGroup, pairs: bool, exhaustive: bool) -> SweepResult:  # noqa: FBT001 - mapped
-    return sweep(group, pairs=pairs, exhaustive=exhaustive, progress=_reporter(group.name))
+    from ctxcache.testing.sweep import sweep  # noqa: PLC0415 - the list does without Numba
 
-
-def _reporter(name: str, total: int | None = None) -> Callable[[int], None]:
-    """Tell now and then, on standard error, how far something has come."""
-    last = time.perf_counter()
-
-    def report(done: int) -> None:
-        nonlocal last
-        if time.perf_counter() - last >= _PROGRESS_SECONDS:
-            last = time.perf_counter()
-            sys.stderr.write(f"{name}: {done} {'runs' if total is None else f'of {total} steps'}\n")
-            sys.stderr.flush()
-
-    return report
+    return sweep(group, pairs=pairs, exhaustive=exhaustive, progress=progress(group.name))
 
 
 def _row(result: SweepResult) -> str:
@@ -124,12 +113,17 @@ def _row(result: SweepResult) -> str:
     )
 
 
-def _summary(result: SimulationResult) -> str:
-    idle = result.steps - sum(result.actions.values())
-    return (
-        f"seed {result.seed}: {result.steps} steps in {result.episodes} deployments of "
-        f"{min(result.episodes, len(Kind))} kinds, {f'{idle} steps with nothing to do, ' if idle else ''}"
-        f"{result.faults} faults, {result.quarantines} quarantines, {result.comparisons} answers compared\n"
-        f"event log {result.log_digest}\n"
-        f"{result.seconds:.0f} seconds, {len(result.violations)} violations\n"
-    )
+def _listed(groups: Sequence[FaultGroup]) -> dict[str, list[dict[str, Any]]]:
+    """Return the fault points of each group, by its name: what each point does and where it leads."""
+    return {group.name: _points(group) for group in groups}
+
+
+def _points(group: FaultGroup) -> list[dict[str, Any]]:
+    return [
+        {
+            "fault_point": name,
+            "does": next(fault.hook.kind.value for fault in group.faults if fault.name == name),
+            "leads_to": list(dict.fromkeys(fault.leads_to.value for fault in group.faults if fault.name == name)),
+        }
+        for name in group.points
+    ]

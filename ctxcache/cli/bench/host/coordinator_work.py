@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ctxcache.cli.bench.host_work import Sizes, Work, random_tokens
+from ctxcache.cli.bench.host.manager_work import Sizes, Work, random_tokens
 from ctxcache.config import (
     AttentionLayerConfig,
     ContextCacheConfig,

@@ -32,7 +32,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Driver:
+class InstalledDriver:
     """What the driver says.
 
     Attributes:
@@ -61,7 +61,7 @@ class Driver:
         return self.version[1]
 
 
-def look_for_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver:
+def look_for_driver(load: Callable[[str], Any] = ctypes.CDLL) -> InstalledDriver:
     """Ask the driver; whatever fails becomes `problem`.
 
     Args:
@@ -70,7 +70,7 @@ def look_for_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver:
     try:
         library = load(_LIBRARY)
     except OSError:
-        return Driver(problem=f"no NVIDIA driver: {_LIBRARY} cannot be loaded")
+        return InstalledDriver(problem=f"no NVIDIA driver: {_LIBRARY} cannot be loaded")
     version = (0, 0)
     try:
         number = ctypes.c_int()
@@ -81,10 +81,10 @@ def look_for_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver:
         _ask(library, "cuDeviceGetCount", ctypes.byref(count))
         gpus = tuple(_gpu(library, index) for index in range(count.value))
     except _NoDeviceError:
-        return Driver(version, problem=_SHOWS_NONE)
+        return InstalledDriver(version, problem=_SHOWS_NONE)
     except (OSError, AttributeError) as cause:
-        return Driver(version, problem=f"a driver for CUDA {version[0]}.{version[1]}, but {cause}")
-    return Driver(version, gpus, "" if gpus else _SHOWS_NONE)
+        return InstalledDriver(version, problem=f"a driver for CUDA {version[0]}.{version[1]}, but {cause}")
+    return InstalledDriver(version, gpus, "" if gpus else _SHOWS_NONE)
 
 
 def _gpu(library: Any, index: int) -> Gpu:

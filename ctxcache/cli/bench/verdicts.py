@@ -1,10 +1,17 @@
-"""What the benchmarks have in common: verdicts as they come in, and what is said of many timings of one thing."""
+"""What the benchmarks have in common: verdicts as they come in, their report, and what is said of many timings of one thing."""
 
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ctxcache.cli.report import write_json
+
+Benchmark: TypeAlias = Callable[[Callable[[str], object]], dict[str, Any]]
+"""Measures: takes what shows a line, and returns the report as plain values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,18 @@ class Verdicts:
         """Take a verdict."""
         self.verdicts.append(Verdict(claim, bound, measured, met))
         self._show(f"  {'met' if met else 'NOT MET':<8} {claim}: {measured} (bound {bound})")
+
+
+def print_run(run: Benchmark, *, as_json: bool) -> bool:
+    """Run a benchmark and print its lines as they come; returns whether every bound was met that could be judged.
+
+    With JSON the lines go to standard error, and the report to standard output.
+    """
+    output = sys.stderr if as_json else sys.stdout
+    report = run(lambda line: print(line, file=output, flush=True))
+    if as_json:
+        write_json(report)
+    return all(verdict["met"] for verdict in report["verdicts"])
 
 
 @dataclass(frozen=True, slots=True)

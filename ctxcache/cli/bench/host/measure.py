@@ -1,20 +1,20 @@
-"""`ctxcache bench host`: what the library costs the host, row by row; the works and their bounds are in `host_table`."""
+"""`ctxcache bench host`: what the library costs the host, row by row; the works and their bounds are in `bounds`."""
 
 from __future__ import annotations
 
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ctxcache.cli.bench import host_start, host_steps, host_work
-from ctxcache.cli.bench.host_table import WORKS, Row, describe, judge
-from ctxcache.cli.bench.host_work import QUICK, Sizes, Work
-from ctxcache.cli.bench.report import Spread, Verdicts, spread_of
+from ctxcache.cli.bench.host import coordinator_work, manager_work, start_up
+from ctxcache.cli.bench.host.bounds import WORKS, Row, describe, judge
+from ctxcache.cli.bench.host.manager_work import QUICK, Sizes, Work
+from ctxcache.cli.bench.host.size_curve import draw, measure_curves
+from ctxcache.cli.bench.verdicts import Spread, Verdicts, spread_of
 from ctxcache.cli.doctor import version_of
 
 _PACKAGES = ("ctxcache", "numba", "numpy", "transitions")
@@ -53,22 +53,22 @@ def measure(chosen: Sequence[str], sizes: Sizes) -> Iterator[Row]:
 
 def _measure_one(name: str, block: int, sizes: Sizes) -> Spread:
     if name == "bytes":
-        return spread_of([host_work.bytes_a_block(block, sizes)])
-    if name in host_start.STARTS:
-        return spread_of(host_start.seconds_of(name, 1 if name == "compile" else min(sizes.repeats, 5)))
+        return spread_of([manager_work.bytes_a_block(block, sizes)])
+    if name in start_up.STARTS:
+        return spread_of(start_up.seconds_of(name, 1 if name == "compile" else min(sizes.repeats, 5)))
     if name.startswith("decode-"):
         batch = sizes.batches[0 if name == "decode-64" else -1]
-        return host_work.time_work(host_steps.decode_step(block, batch, sizes), sizes.steps)
+        return manager_work.time_work(coordinator_work.decode_step(block, batch, sizes), sizes.steps)
     if name == "trigger":
-        return host_work.time_work(host_steps.lifecycle_trigger(), sizes.steps)
+        return manager_work.time_work(coordinator_work.lifecycle_trigger(), sizes.steps)
     makers: dict[str, Callable[[int, Sizes], Work]] = {
-        "hash": host_work.hash_prompt,
-        "hit": host_work.full_hit,
-        "insert": host_work.cold_insert,
-        "evict": host_work.evicting_request,
-        "leaves": host_work.evict_leaves,
+        "hash": manager_work.hash_prompt,
+        "hit": manager_work.full_hit,
+        "insert": manager_work.cold_insert,
+        "evict": manager_work.evicting_request,
+        "leaves": manager_work.evict_leaves,
     }
-    return host_work.time_work(makers[name](block, sizes), sizes.repeats)
+    return manager_work.time_work(makers[name](block, sizes), sizes.repeats)
 
 
 def show_row(row: Row, sizes: Sizes) -> str:
@@ -79,13 +79,14 @@ def show_row(row: Row, sizes: Sizes) -> str:
     ).rstrip()
 
 
-def run(chosen: Sequence[str], sizes: Sizes, show: Callable[[str], object]) -> dict[str, Any]:
+def run(chosen: Sequence[str], sizes: Sizes, show: Callable[[str], object], plot: Path | None = None) -> dict[str, Any]:
     """Measure the chosen works; returns the report as plain values.
 
     Args:
         chosen: names of `WORKS`.
         sizes: of the workloads.
         show: takes a line at a time.
+        plot: where to draw cost against cache size; `None` for nowhere.
     """
     where = environment()
     show(
@@ -102,37 +103,14 @@ def run(chosen: Sequence[str], sizes: Sizes, show: Callable[[str], object]) -> d
         verdict = judge(row, None) if full else None
         if verdict is not None:
             verdicts.verdict(verdict.claim, verdict.bound, verdict.measured, met=verdict.met)
-    return {
+    report = {
         "environment": where,
         "sizes": asdict(sizes),
         "rows": [asdict(row) for row in rows],
         "verdicts": [asdict(verdict) for verdict in verdicts.verdicts],
     }
-
-
-def print_report(chosen: Sequence[str], sizes: Sizes, *, as_json: bool, plot: Path | None) -> bool:
-    """Measure and print; returns whether every bound was met that could be judged.
-
-    Args:
-        chosen: names of `WORKS`.
-        sizes: of the workloads.
-        as_json: lines go to standard error then, and the report to standard output.
-        plot: where to draw cost against cache size; `None` for nowhere.
-    """
-    from ctxcache.cli.report import write_json  # noqa: PLC0415 - beside its only use
-
-    output = sys.stderr if as_json else sys.stdout
-
-    def show(line: str) -> None:
-        print(line, file=output, flush=True)
-
-    report = run(chosen, sizes, show)
     if plot is not None:
-        from ctxcache.cli.bench.host_curve import draw, measure_curves  # noqa: PLC0415 - beside its only use
-
         curves = measure_curves(sizes, show)
         plot.write_text(draw(curves), encoding="utf-8")
         report["curves"] = [asdict(curve) for curve in curves]
-    if as_json:
-        write_json(report)
-    return all(verdict["met"] for verdict in report["verdicts"])
+    return report

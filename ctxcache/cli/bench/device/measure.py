@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import platform
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ctxcache.cli.bench.clock import Clock, Timing
-from ctxcache.cli.bench.report import Verdicts
-from ctxcache.cli.bench.rivals import MemcpyRival, compaction_copies, copies_of, indexing_rivals
+from ctxcache.cli.bench.device.clock import Clock, Timing
+from ctxcache.cli.bench.device.rivals import MemcpyRival, compaction_copies, copies_of, indexing_rivals
+from ctxcache.cli.bench.verdicts import Verdicts
 from ctxcache.cli.doctor import version_of
-from ctxcache.cli.driver import look_for_driver
+from ctxcache.cli.installed_driver import look_for_driver
 from ctxcache.config import AttentionLayerConfig, EngineConfig, RecurrentStateConfig
 from ctxcache.device.arrays import view_array
 from ctxcache.device.kv_pools import HybridCacheManager
@@ -313,21 +312,3 @@ def _measure_decode_step(ops: NumbaDeviceOps, stream: Any, clock: Clock, report:
     report.row("grow nothing", "ctxcache", clock.time(lambda: ops.upload_rows(still, stream)))
     calls = ops.num_launches - launches
     report.verdict("grow nothing: device calls", "0", str(calls), met=calls == 0)
-
-
-def print_report(options: Sequence[int], *, as_json: bool) -> bool:
-    """Measure and print; returns whether every bound was met.
-
-    Args:
-        options: repeats, layers, batch, KiB of state, KiB of convolution state.
-        as_json: lines go to standard error then, and the report to standard output.
-    """
-    from ctxcache.cli.report import write_json  # noqa: PLC0415 - beside its only use
-
-    repeats, layers, batch, state_kib, conv_kib = options
-    output = sys.stderr if as_json else sys.stdout
-    geometry = Geometry(layers, batch, state_kib << 10, conv_kib << 10)
-    report = run(geometry, repeats, lambda line: print(line, file=output, flush=True))
-    if as_json:
-        write_json(report)
-    return all(verdict["met"] for verdict in report["verdicts"])

@@ -4,37 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from ctxcache.arguments import Int32s
+
+if TYPE_CHECKING:
+    from ctxcache.device.numba.device_memory import StagingBuffer  # needs a CUDA target
 
 _MIN_BYTES = 1 << 16
 _MAX_BUFFERS = 64
 _LEAST_PAIRS = 512
-
-
-class Buffer(Protocol):
-    """What the ring needs of a buffer; `buffers.StagingBuffer` is one."""
-
-    capacity: int
-    host: NDArray[np.uint8]
-    pairs: Int32s
-    address: int
-
-    def copy_to_device(self, num_bytes: int, stream: Any) -> int:
-        """Enqueue a copy of the first bytes to device memory beside, and return its address."""
-
-    def mark_used(self, stream: Any) -> None:
-        """Enqueue the mark behind which nothing reads the buffer any more."""
-
-    def is_idle(self) -> bool:
-        """Whether the mark has been passed."""
-
-    def wait(self) -> None:
-        """Wait until the mark has been passed."""
 
 
 class StagingRing:
@@ -50,15 +29,15 @@ class StagingRing:
     it is kept alive, and never written again.
     """
 
-    def __init__(self, make_buffer: Callable[[int], Buffer]) -> None:
+    def __init__(self, make_buffer: Callable[[int], StagingBuffer]) -> None:
         self._make_buffer = make_buffer
-        self._buffers: deque[Buffer] = deque()
-        self._alive: dict[int, Buffer] = {}
+        self._buffers: deque[StagingBuffer] = deque()
+        self._alive: dict[int, StagingBuffer] = {}
 
     def __len__(self) -> int:
         return len(self._buffers)
 
-    def take(self, num_bytes: int) -> Buffer:
+    def take(self, num_bytes: int) -> StagingBuffer:
         """Return a buffer of at least `num_bytes` that nothing reads. Follow with `give_back` once its reader is enqueued."""
         buffer = self._take_idle()
         if buffer is not None:
@@ -69,12 +48,12 @@ class StagingRing:
         self._alive[id(buffer)] = buffer
         return buffer
 
-    def give_back(self, buffer: Buffer, stream: Any) -> None:
+    def give_back(self, buffer: StagingBuffer, stream: Any) -> None:
         """Return a buffer whose reader has been enqueued on `stream`."""
         buffer.mark_used(stream)
         self._buffers.append(buffer)
 
-    def _take_idle(self) -> Buffer | None:
+    def _take_idle(self) -> StagingBuffer | None:
         """Take a buffer that nothing reads; `None` where a new one is to be made."""
         try:
             oldest = self._buffers.popleft()
@@ -95,7 +74,7 @@ class StagingRing:
         oldest.wait()
         return oldest
 
-    def _remove(self, buffer: Buffer) -> bool:
+    def _remove(self, buffer: StagingBuffer) -> bool:
         """Take one buffer out of the ring; `False` where somebody else has."""
         try:
             self._buffers.remove(buffer)
@@ -113,7 +92,7 @@ class ChangeArena:
 
     def __init__(self, ring: StagingRing) -> None:
         self._ring = ring
-        self._buffer: Buffer | None = None
+        self._buffer: StagingBuffer | None = None
         self._num_used = 0
 
     def room(self, stream: Any, least: int = _LEAST_PAIRS) -> Int32s:

@@ -1,8 +1,7 @@
 """Tables that tell a kernel where bytes lie: built once per cache or storage, kept on the device.
 
 A *slot table* has one row per array that is addressed by slot: `SLOT_FIELDS` int64. A *move table* has one row per run
-of bytes that a snapshot saves: `MOVE_FIELDS` int64. Jobs are `JOB_FIELDS` rows of int32 with an
-entry a job, as `check_jobs` packs them.
+of bytes that a snapshot saves: `MOVE_FIELDS` int64. A *pool table* has one row per attention layer: `POOL_FIELDS` int64.
 """
 
 from __future__ import annotations
@@ -16,11 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxcache.device.arrays import view_array
+from ctxcache.device.ops import (
+    JOB_BASE_PAGE,
+    JOB_DRAFT_PAGE,
+    JOB_PARTIAL,
+    JOB_RECURRENT,
+    JOB_SLOT,
+    CacheArrays,
+    SnapshotArrays,
+)
 
 if TYPE_CHECKING:
-    from ctxcache.device.kv_pools import HybridCacheManager
-    from ctxcache.device.numba.buffers import DeviceMemory
-    from ctxcache.device.snapshots import HybridSnapshotStorage
+    from ctxcache.device.numba.device_memory import DeviceMemory  # needs a CUDA target
 
 SLOT_ADDRESS, SLOT_BYTES, SLOT_FIELDS = range(3)
 """Fields of a slot table: where slot 0 lies, and the bytes of a slot, which is also the distance to the next."""
@@ -39,8 +45,8 @@ SLOT_ADDRESS, SLOT_BYTES, SLOT_FIELDS = range(3)
 """Fields of a move table. A side's bytes begin at its address + its stride x the job's entry in its field; their number
 is the fixed bytes + the token bytes x the job's tokens."""
 
-JOB_SLOT, JOB_RECURRENT, JOB_PARTIAL, JOB_BASE_PAGE, JOB_DRAFT_PAGE, JOB_TOKENS, JOB_FIELDS = range(7)
-"""Rows of packed jobs: the fields of `SnapshotJobs` in order."""
+POOL_ADDRESS, POOL_HALF_BYTES, POOL_PAGE_BYTES, POOL_FIELDS = range(4)
+"""Fields of a pool table: where the pool lies, bytes of its K half, bytes of K of one page."""
 
 
 class Descriptors(NamedTuple):
@@ -76,7 +82,7 @@ class DeviceTables:
     def __len__(self) -> int:
         return len(self._tables)
 
-    def of(self, owner: HybridCacheManager | HybridSnapshotStorage) -> DeviceTable:
+    def of(self, owner: CacheArrays | SnapshotArrays) -> DeviceTable:
         """Return the table of an owner. Where two threads make it at once, one is kept and used by both."""
         table = self._tables.get(owner)
         if table is None:
@@ -88,14 +94,14 @@ class DeviceTables:
         return table
 
 
-def describe_slots(cache: HybridCacheManager) -> Descriptors:
+def describe_slots(cache: CacheArrays) -> Descriptors:
     """Return the slot table of a cache, `int64[n, SLOT_FIELDS]`: the lengths first, then state and convolution state."""
     views = [view_array(array) for array in (cache.kv_lengths, *cache.slot_arrays)]
     rows = np.array([(view.address, view.nbytes // view.shape[0]) for view in views], np.int64)
     return Descriptors(rows, int(rows[:, SLOT_BYTES].max()))
 
 
-def describe_moves(storage: HybridSnapshotStorage) -> Descriptors:
+def describe_moves(storage: SnapshotArrays) -> Descriptors:
     """Return the move table of a storage, `int64[n, MOVE_FIELDS]`: state, convolution state, then K and V of pages."""
     entries: list[tuple[int, ...]] = []
     for state in storage.state_parts:
@@ -111,3 +117,10 @@ def describe_moves(storage: HybridSnapshotStorage) -> Descriptors:
     rows = np.array(entries, np.int64).reshape(-1, MOVE_FIELDS)
     runs = rows[:, MOVE_FIXED_BYTES] + storage.tokens_per_page * rows[:, MOVE_TOKEN_BYTES]
     return Descriptors(rows, int(runs.max()))
+
+
+def describe_pools(cache: CacheArrays) -> Descriptors:
+    """Return the pool table of a cache, `int64[layers, POOL_FIELDS]`."""
+    views = [view_array(pool) for pool in cache.kv_pools]
+    rows = [(view.address, view.nbytes // 2, view.nbytes // 2 // cache.num_pages) for view in views]
+    return Descriptors(np.array(rows, np.int64).reshape(-1, POOL_FIELDS))

@@ -10,8 +10,8 @@ from support.device import build_rig, even_engine, jobs, mtp_deployment
 
 from ctxcache.config import AttentionLayerConfig, EngineConfig
 from ctxcache.device.kv_pools import HybridCacheManager
-from ctxcache.device.numba.inline import INLINE_INTS, INLINE_WORDS, as_words
 from ctxcache.device.numba.ops import NumbaDeviceOps
+from ctxcache.device.numba.parameter_words import INLINE_INTS, INLINE_WORDS, as_words
 from ctxcache.device.numpy_ops import NumpyDeviceOps
 from ctxcache.device.page_sums import allocate_sums
 from ctxcache.ids import LayerType

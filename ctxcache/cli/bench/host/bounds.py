@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ctxcache.cli.bench.report import Verdict
+from ctxcache.cli.bench.verdicts import Verdict
 
 BLOCKS = (16, 128)
 

@@ -10,8 +10,8 @@ from html import escape
 
 import numpy as np
 
-from ctxcache.cli.bench import host_work
-from ctxcache.cli.bench.host_work import QUICK, Sizes
+from ctxcache.cli.bench.host import manager_work
+from ctxcache.cli.bench.host.manager_work import QUICK, Sizes
 
 _BLOCK = 16
 _SIZES = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
@@ -63,15 +63,15 @@ def measure_curves(sizes: Sizes, show: Callable[[str], object]) -> list[Curve]:
 
 def _median_costs(blocks: int, sizes: Sizes) -> tuple[float, float, float]:
     tokens = sizes.request_tokens
-    prompts, leaves = (host_work.make_manager(_BLOCK, blocks) for _ in range(2))
-    host_work.fill(prompts, blocks, tokens // _BLOCK, np.random.default_rng(_SEED))
-    host_work.fill(leaves, blocks, 1, np.random.default_rng(_SEED))
+    prompts, leaves = (manager_work.make_manager(_BLOCK, blocks) for _ in range(2))
+    manager_work.fill(prompts, blocks, tokens // _BLOCK, np.random.default_rng(_SEED))
+    manager_work.fill(leaves, blocks, 1, np.random.default_rng(_SEED))
     works = (
-        host_work.evict_in(prompts, tokens),
-        host_work.hit_in(prompts, tokens),
-        host_work.evict_leaves_in(leaves, sizes.leaves),
+        manager_work.evict_in(prompts, tokens),
+        manager_work.hit_in(prompts, tokens),
+        manager_work.evict_leaves_in(leaves, sizes.leaves),
     )
-    evicting, hit, leaf = (host_work.time_work(work, sizes.repeats).median for work in works)
+    evicting, hit, leaf = (manager_work.time_work(work, sizes.repeats).median for work in works)
     return evicting, hit, leaf
 
 

@@ -1,0 +1,1 @@
+"""`ctxcache bench device`: the ops on a GPU and what a runtime would write instead. Needs a CUDA target."""
