@@ -18,19 +18,19 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from ctxcache.fsm import (  # noqa: E402 - the repository's own package, installed or not
-    DESCRIPTIONS,
     FAULTS,
-    PENDING,
-    PHASES,
+    LIFECYCLES,
     TRANSITIONS,
     FaultPoint,
     HookKind,
+    LifecycleState,
     State,
     export,
     fault_points,
 )
-from ctxcache.fsm.export.edges import EDGES, Edge  # noqa: E402
-from ctxcache.fsm.export.picture import View, say_kinds  # noqa: E402
+from ctxcache.fsm.export.drawing import draw, say_guards, say_kinds  # noqa: E402
+from ctxcache.fsm.export.edges import Edge, edges  # noqa: E402
+from ctxcache.fsm.export.picture import View  # noqa: E402
 from ctxcache.ids import ContextCacheDeploymentKind  # noqa: E402
 
 HEAD = """# The lifecycle of a request
@@ -39,16 +39,19 @@ HEAD = """# The lifecycle of a request
 
 A request is one batch of sequences, from `begin_request` until every lease is released. Its state changes only through
 the state machine below, which `ctxcache/fsm/table.py` declares as data. The machine, the pictures, this page and the
-list of fault points are all made from that one table. `ctxcache diagram` prints the picture in other formats.
+list of fault points are all made from that one table. `ctxcache diagram` prints the picture in other formats, of all
+deployments or of one kind (`--kind`), with what has changed since an earlier version (`--diff`), and as one page for
+reviewers (`--format html`).
 """
 
 HOW_TO_READ = """How to read it:
 
 - Amber states have device work that was enqueued and not proven complete; green ones have none. There is no second flag
   for that: it is read off the state.
-- An arrow that leaves a group stands for the same row from each of its states. *unless* names states for which it, or
-  the hook it follows, does not hold.
-- Text in brackets is a guard; *only* names the kinds of deployment in which a transition can happen.
+- An arrow that leaves a group stands for the same row from each of its states. *not from* names states of the group
+  that do not have it, or whose row does not have the hook before it.
+- Text in brackets is a guard, *unless* stands before one that must not hold; *only* names the kinds of deployment in
+  which a transition can happen.
 - *enqueue* lists the hooks that put work on the stream, in order; *prove* is the hook that drains the stream.
 - `device_failed` and `drain_failed` are fired by the machine itself, after a hook has failed. Callers never fire them.
 - A request that has no more work to do leaves from wherever it is: `finish` and `abandon` drain first where work is
@@ -88,26 +91,25 @@ def code(names: Iterable[str], separator: str = ", ") -> str:
 
 def states() -> str:
     """List every state with its phase."""
-    rows = []
-    for state in State:
-        phase = PHASES[state]
-        rows.append(
-            [
-                f"`{state.value}`",
-                "none" if phase is None else f"`{phase.name}`",
-                "unproven" if state is State.POISONED else "pending" if state in PENDING else "none",
-                DESCRIPTIONS[state],
-            ]
-        )
+    rows = [
+        [
+            f"`{state.value}`",
+            "none" if state.phase is None else f"`{state.phase.name}`",
+            "unproven" if state is State.POISONED else "pending" if state.pending else "none",
+            state.description,
+        ]
+        for state in State
+    ]
     return table(["state", "`handle.phase`", "device work", "meaning"], rows)
 
 
 def _hooks(edge: Edge) -> str:
     said = []
     for found in edge.hooks:
-        name = "prove" if found.hook.kind is HookKind.PROVE else f"enqueue `{found.hook.name}`"
-        if found.unless:
-            name += f" (not from {code(state.value for state in found.unless)})"
+        hook = found.drawn.hook
+        name = "prove" if hook.kind is HookKind.PROVE else f"enqueue `{hook.name}`"
+        if found.not_from:
+            name += f" (not from {code(state.value for state in found.not_from)})"
         said.append(name)
     return "; ".join(said) or "none"
 
@@ -116,15 +118,15 @@ def transitions() -> str:
     """List every transition, merged as in the picture."""
     header = ["trigger", "operation", "from", "to", "guards", "hooks, in order", "deployments"]
     rows = []
-    for edge in EDGES:
-        operations = dict.fromkeys(row.operation for row in edge.rows if row.operation)
+    for edge in edges(draw(LIFECYCLES["request"])):
+        operations = dict.fromkeys(drawn.row.operation for drawn in edge.rows if drawn.row.operation)
         rows.append(
             [
                 code(edge.triggers),
                 code(operations) or "the machine itself",
                 code((state.value for state in edge.sources), "<br>"),
                 f"`{edge.target.value}`",
-                code(guard.name for guard in edge.guards),
+                ", ".join(map(_guard, say_guards(edge.rows[0].row))),
                 _hooks(edge),
                 say_kinds(edge.kinds),
             ]
@@ -132,15 +134,21 @@ def transitions() -> str:
     return table(header, rows)
 
 
+def _guard(said: str) -> str:
+    unless, _, name = said.rpartition(" ")
+    return f"{unless} `{name}`".strip()
+
+
 def guards() -> str:
-    """List what a refusing guard tells the caller."""
-    found = dict.fromkeys(guard for row in TRANSITIONS for guard in row.guards)
-    return table(["guard", "when it refuses"], ([f"`{guard.name}`", guard.refusal] for guard in found))
+    """List what a refused caller is told, by the guard that refuses."""
+    found = dict.fromkeys(guard for row in TRANSITIONS for guard in (*row.guards, *row.unless))
+    rows = ([f"`{guard.name}`", guard.refusal, guard.refusal_unless] for guard in found)
+    return table(["guard", "refused where it does not hold", "refused under *unless*, where it holds"], rows)
 
 
 def faults() -> str:
     """List every fault point with where it leads."""
-    gathered: dict[tuple[str, str, State], list[FaultPoint]] = {}
+    gathered: dict[tuple[str, str, LifecycleState], list[FaultPoint]] = {}
     for fault in FAULTS:
         gathered.setdefault((fault.name, fault.fires, fault.leads_to), []).append(fault)
     rows = []

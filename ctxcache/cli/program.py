@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ctxcache import __version__
-from ctxcache.cli import commands, faults
+from ctxcache.cli import faults
 from ctxcache.cli.bench.host.bounds import DEFAULT, WORKS
 from ctxcache.cli.bench.verdicts import Benchmark, print_run
+from ctxcache.cli.diagram import write_diagram
 from ctxcache.cli.doctor import diagnose
 from ctxcache.cli.report import check_file
 from ctxcache.errors import ContextCacheError, ContractError
@@ -68,7 +69,8 @@ def _dispatch(arguments: Sequence[str] | None) -> int:
         return DONE
     if command == "diagram":
         chosen: Format = "json" if options.json else options.format
-        commands.diagram(chosen, options.view, options.output)
+        kind = None if options.kind is None else ContextCacheDeploymentKind(options.kind)
+        write_diagram(chosen, options.view, kind, options.diff, options.output)
         return DONE
     if command == "faults":
         return _faults(options)
@@ -100,6 +102,15 @@ def _faults(options: argparse.Namespace) -> int:
     return DONE if clean else FAILED
 
 
+def _add_kind(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--kind",
+        type=str.lower,
+        choices=[kind.value for kind in ContextCacheDeploymentKind],
+        help="one deployment kind; default: all",
+    )
+
+
 def _add_trials(subparsers: Any) -> None:
     sweep = subparsers.add_parser(
         "faults",
@@ -108,12 +119,7 @@ def _add_trials(subparsers: Any) -> None:
         "each in every way, alone and in ordered pairs, on small deployments, with the page sanitizer and without, and check "
         "that nothing is lost. Exit status 1 where something was. Takes minutes; --list takes none.",
     )
-    sweep.add_argument(
-        "--kind",
-        type=str.lower,
-        choices=[kind.value for kind in ContextCacheDeploymentKind],
-        help="one deployment kind; default: all",
-    )
+    _add_kind(sweep)
     extent = sweep.add_mutually_exclusive_group()
     extent.add_argument("--list", action="store_true", help="only list them")
     extent.add_argument("--singles", action="store_true", help="leave the pairs out")
@@ -214,7 +220,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     form = diagram.add_mutually_exclusive_group()
     form.add_argument(
-        "--format", choices=FORMATS, default="mermaid", help="default: mermaid; svg and png need Graphviz's `dot`"
+        "--format",
+        choices=FORMATS,
+        default="mermaid",
+        help="default: mermaid; svg and png need Graphviz's `dot`; html is a page with everything in it",
     )
     form.add_argument("--json", action="store_true", help="the same as --format json")
     diagram.add_argument(
@@ -222,6 +231,13 @@ def _parser() -> argparse.ArgumentParser:
         choices=VIEWS,
         default="lifecycle",
         help="lifecycle: states, triggers, guards, hooks (default); faults: where each fault point leads",
+    )
+    _add_kind(diagram)
+    diagram.add_argument(
+        "--diff",
+        metavar="OLD.json",
+        type=Path,
+        help="mark what was added, removed and changed since --json printed that file; status 0 whatever was",
     )
     diagram.add_argument("--output", metavar="FILE", type=Path, help="write there instead of to standard output")
 

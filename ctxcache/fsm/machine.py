@@ -1,25 +1,15 @@
-"""The one machine, built from the table, and the one door through which a request changes its state."""
+"""The machine of a lifecycle, built from its table, and the one door through which a request changes its state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import transitions
 
 from ctxcache.errors import ContractError, DeviceError, InvariantError
-from ctxcache.fsm.states import INITIAL, State
-from ctxcache.fsm.table import (
-    SANITIZER_TRANSITIONS,
-    TRANSITIONS,
-    TRIGGERS,
-    Guard,
-    Hook,
-    HookKind,
-    Transition,
-)
-
-_ALL_TRANSITIONS = (*TRANSITIONS, *SANITIZER_TRANSITIONS)
+from ctxcache.fsm.declaration import Guard, Hook, HookKind, Lifecycle, Transition
+from ctxcache.fsm.table import REQUEST
 
 
 class LifecycleModel(Protocol):
@@ -91,112 +81,113 @@ def _ask_guard(guard: Guard) -> Callable[[transitions.EventData], bool]:
     return ask
 
 
-def _build() -> transitions.Machine:
-    machine = transitions.Machine(
-        model=None,
-        states=[state.value for state in State],
-        initial=INITIAL.value,
-        auto_transitions=False,
-        send_event=True,
-        model_attribute="_state",
-    )
-    for row in _ALL_TRANSITIONS:
-        hooks: Any = [_run_hook(hook) for hook in row.hooks]
-        machine.add_transition(
-            row.trigger,
-            row.source.value,
-            row.target.value,
-            conditions=[_ask_guard(guard) for guard in row.guards],
-            before=hooks if row.proves else None,
-            after=None if row.proves else hooks,
+class Machine:
+    """One lifecycle, run. All its models share this one machine: one for each would cost them hundreds of microseconds."""
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        rows = (*lifecycle.transitions, *lifecycle.added)
+        self._lifecycle = lifecycle
+        self._operations = {row.trigger: row.operation for row in lifecycle.transitions}
+        self._rows: dict[tuple[str, str], tuple[Transition, ...]] = {}
+        for row in rows:
+            key = (row.trigger, row.source.value)
+            self._rows[key] = (*self._rows.get(key, ()), row)
+        self._machine = transitions.Machine(
+            model=None,
+            states=[state.value for state in lifecycle.states],
+            initial=lifecycle.initial.value,
+            auto_transitions=False,
+            send_event=True,
+            model_attribute="_state",
         )
-    return machine
+        for row in rows:
+            hooks: Any = [_run_hook(hook) for hook in row.hooks]
+            self._machine.add_transition(
+                row.trigger,
+                row.source.value,
+                row.target.value,
+                conditions=[_ask_guard(guard) for guard in row.guards],
+                unless=[_ask_guard(guard) for guard in row.unless],
+                before=hooks if row.proves else None,
+                after=None if row.proves else hooks,
+            )
 
+    def is_declared(self, model: LifecycleModel, trigger: str) -> bool:
+        """Whether the table has a row for this trigger in the model's state, whatever its guards say."""
+        return (trigger, model._state) in self._rows  # noqa: SLF001 - the machine's own attribute
 
-_MACHINE = _build()
+    def require_declared(self, model: LifecycleModel, trigger: str) -> None:
+        """Refuse a trigger that the table does not have in the model's state.
 
-_ROWS: dict[tuple[str, str], tuple[Transition, ...]] = {
-    (trigger, state.value): rows
-    for trigger in dict.fromkeys(row.trigger for row in _ALL_TRANSITIONS)
-    for state in State
-    if (rows := tuple(row for row in _ALL_TRANSITIONS if (row.trigger, row.source) == (trigger, state)))
-}
-
-_OPERATIONS = {row.trigger: row.operation for row in TRANSITIONS}
-"""What a caller calls to fire each trigger; empty for those that only `fire` itself uses."""
-
-
-def is_declared(model: LifecycleModel, trigger: str) -> bool:
-    """Whether the table has a row for this trigger in the model's state, whatever its guards say."""
-    return (trigger, model._state) in _ROWS  # noqa: SLF001 - the machine's own attribute
-
-
-def require_declared(model: LifecycleModel, trigger: str) -> None:
-    """Refuse a trigger that the table does not have in the model's state.
-
-    Raises:
-        ContractError: names the state and the operations that are possible in it.
-    """
-    if is_declared(model, trigger):
-        return
-    state = model._state  # noqa: SLF001 - the machine's own attribute
-    operations = (_OPERATIONS[name] for name in TRIGGERS if (name, state) in _ROWS)
-    possible = dict.fromkeys(name for name in operations if name)
-    raise ContractError(
-        f"{_OPERATIONS.get(trigger) or trigger} is not possible in state {state!r}; "
-        f"possible there: {', '.join(possible) or 'nothing'}"
-    )
-
-
-def fire(model: LifecycleModel, trigger: str) -> None:
-    """Run one transition, whole. Returns only if it happened.
-
-    Raises:
-        ContractError: the table has no such row here, or a guard refused. Nothing has changed.
-        DeviceError: an enqueue hook raised; `device_failed` has fired. A `BaseException` that is no `Exception` is
-            re-raised as it came instead.
-        DrainFailed: a prove hook failed; `drain_failed` has fired where the table has it for this state.
-        InvariantError: something else raised inside the transition; `device_failed` has fired.
-    """
-    require_declared(model, trigger)
-    state = model._state  # noqa: SLF001 - the machine's own attribute
-    try:
-        moved = _trigger(model, trigger)
-    except _HookFailed as failure:
-        _account_for(model, *failure.take())
-    except BaseException as cause:
-        if is_declared(model, "device_failed"):
-            _trigger(model, "device_failed")
-        if isinstance(cause, Exception):
-            raise InvariantError(f"{trigger} in state {state!r} raised {cause!r}; please report this") from cause
-        raise
-    else:
-        if not moved:
-            reasons = [
-                guard.refusal
-                for row in _ROWS[trigger, state]
-                for guard in row.guards
-                if not getattr(model, guard.name)()
-            ]
-            raise ContractError(f"{trigger} is refused in state {state!r}: {reasons[0]}")
-
-
-def _account_for(model: LifecycleModel, hook: Hook, cause: BaseException | int) -> None:
-    """Move on after a failed hook, once its trigger has unwound, and tell the caller."""
-    try:
-        if hook.kind is HookKind.PROVE:
-            if is_declared(model, "drain_failed"):
-                _trigger(model, "drain_failed")
-            raise DrainFailed(cause) from (cause if isinstance(cause, BaseException) else None)
-        _trigger(model, "device_failed")
-        if isinstance(cause, BaseException) and not isinstance(cause, Exception):
-            raise cause
-        raise DeviceError(f"{hook.name} failed while it was enqueued: {cause!r}; finish or abandon the request") from (
-            cause if isinstance(cause, BaseException) else None
+        Raises:
+            ContractError: names the state and the operations that are possible in it.
+        """
+        if self.is_declared(model, trigger):
+            return
+        state = model._state  # noqa: SLF001 - the machine's own attribute
+        possible = dict.fromkeys(
+            operation for name, operation in self._operations.items() if operation and (name, state) in self._rows
         )
-    finally:
-        del cause  # its traceback holds this frame
+        raise ContractError(
+            f"{self._operations.get(trigger) or trigger} is not possible in state {state!r}; "
+            f"possible there: {', '.join(possible) or 'nothing'}"
+        )
+
+    def fire(self, model: LifecycleModel, trigger: str) -> None:
+        """Run one transition, whole. Returns only if it happened.
+
+        Raises:
+            ContractError: the table has no such row here, or a guard refused. Nothing has changed.
+            DeviceError: an enqueue hook raised; `device_failed` has fired. A `BaseException` that is no `Exception` is
+                re-raised as it came instead.
+            DrainFailed: a prove hook failed; `drain_failed` has fired where the table has it for this state.
+            InvariantError: something else raised inside the transition; `device_failed` has fired.
+        """
+        self.require_declared(model, trigger)
+        state = model._state  # noqa: SLF001 - the machine's own attribute
+        try:
+            moved = self._trigger(model, trigger)
+        except _HookFailed as failure:
+            self._account_for(model, *failure.take())
+        except BaseException as cause:
+            if self.is_declared(model, self._lifecycle.enqueue_failed):
+                self._trigger(model, self._lifecycle.enqueue_failed)
+            if isinstance(cause, Exception):
+                raise InvariantError(f"{trigger} in state {state!r} raised {cause!r}; please report this") from cause
+            raise
+        else:
+            if not moved:
+                reason = next(_refusals(model, self._rows[trigger, state]))
+                raise ContractError(f"{trigger} is refused in state {state!r}: {reason}")
+
+    def _account_for(self, model: LifecycleModel, hook: Hook, cause: BaseException | int) -> None:
+        """Move on after a failed hook, once its trigger has unwound, and tell the caller."""
+        try:
+            if hook.kind is HookKind.PROVE:
+                if self.is_declared(model, self._lifecycle.drain_failed):
+                    self._trigger(model, self._lifecycle.drain_failed)
+                raise DrainFailed(cause) from (cause if isinstance(cause, BaseException) else None)
+            self._trigger(model, self._lifecycle.enqueue_failed)
+            if isinstance(cause, BaseException) and not isinstance(cause, Exception):
+                raise cause
+            message = f"{hook.name} failed while it was enqueued: {cause!r}; finish or abandon the request"
+            raise DeviceError(message) from (cause if isinstance(cause, BaseException) else None)
+        finally:
+            del cause  # its traceback holds this frame
+
+    def _trigger(self, model: LifecycleModel, trigger: str) -> Any:
+        return self._machine.events[trigger].trigger(model)
 
 
-def _trigger(model: LifecycleModel, trigger: str) -> Any:
-    return _MACHINE.events[trigger].trigger(model)
+def _refusals(model: LifecycleModel, rows: tuple[Transition, ...]) -> Iterator[str]:
+    """What the guards of the rows have against them, in order."""
+    for row in rows:
+        yield from (guard.refusal for guard in row.guards if not getattr(model, guard.name)())
+        yield from (guard.refusal_unless for guard in row.unless if getattr(model, guard.name)())
+
+
+_REQUESTS = Machine(REQUEST)
+
+fire = _REQUESTS.fire
+is_declared = _REQUESTS.is_declared
+require_declared = _REQUESTS.require_declared

@@ -1,7 +1,7 @@
-"""The fault points of the lifecycle: every device touch by name, and where the request goes when it fails.
+"""The fault points of the lifecycles: every device touch by name, and where a request goes when it fails.
 
-Derived from the table alone. A hook that enqueues fails through `device_failed`; one that proves, through
-`drain_failed` where the table has it, and otherwise the request stays where it is.
+Derived from the tables alone. A hook that enqueues fails through the lifecycle's `enqueue_failed`; one that proves, through
+its `drain_failed` where the table has it, and otherwise the state stays.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ctxcache.errors import ContractError
-from ctxcache.fsm.states import State
-from ctxcache.fsm.table import SANITIZER_TRANSITIONS, TRANSITIONS, Hook, HookKind, Transition
+from ctxcache.fsm.declaration import Hook, HookKind, Lifecycle, LifecycleState, Transition
+from ctxcache.fsm.table import LIFECYCLES
 from ctxcache.ids import ContextCacheDeploymentKind
-
-_ENTERED = {(row.trigger, row.source): row.target for row in TRANSITIONS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,29 +33,32 @@ class FaultPoint:
     hook: Hook
     kinds: frozenset[ContextCacheDeploymentKind]
     fires: str
-    leads_to: State
+    leads_to: LifecycleState
 
 
-def _fault_point(row: Transition, hook: Hook) -> FaultPoint:
-    state = row.source if row.proves else row.target
-    trigger = "drain_failed" if hook.kind is HookKind.PROVE else "device_failed"
-    target = _ENTERED.get((trigger, state))
-    return FaultPoint(
-        name=hook.fault_point(row.operation),
-        transition=row,
-        hook=hook,
-        kinds=row.kinds & hook.kinds,
-        fires="" if target is None else trigger,
-        leads_to=state if target is None else target,
-    )
+def faults_of(lifecycle: Lifecycle, rows: Iterable[Transition]) -> tuple[FaultPoint, ...]:
+    """Every hook of some rows of a lifecycle, in their order, as what can fail."""
+    entered = {(row.trigger, row.source): row.target for row in lifecycle.transitions}
+    found = []
+    for row in rows:
+        state = row.source if row.proves else row.target
+        for hook in row.hooks:
+            trigger = lifecycle.drain_failed if hook.kind is HookKind.PROVE else lifecycle.enqueue_failed
+            target = entered.get((trigger, state))
+            fires, leads_to = ("", state) if target is None else (trigger, target)
+            name = hook.fault_point(row.operation)
+            found.append(FaultPoint(name, row, hook, row.kinds & hook.kinds, fires, leads_to))
+    return tuple(found)
 
 
-FAULTS: tuple[FaultPoint, ...] = tuple(_fault_point(row, hook) for row in TRANSITIONS for hook in row.hooks)
-"""Every hook of every transition, in the order of the table."""
+FAULTS: tuple[FaultPoint, ...] = tuple(
+    fault for lifecycle in LIFECYCLES.values() for fault in faults_of(lifecycle, lifecycle.transitions)
+)
+"""Every hook of every transition, in the order of the tables."""
 
 
 SANITIZER_FAULTS: tuple[FaultPoint, ...] = tuple(
-    _fault_point(row, hook) for row in SANITIZER_TRANSITIONS for hook in row.hooks
+    fault for lifecycle in LIFECYCLES.values() for fault in faults_of(lifecycle, lifecycle.added)
 )
 """The same of what the page sanitizer adds."""
 

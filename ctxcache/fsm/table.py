@@ -1,284 +1,152 @@
-"""The lifecycle as data: which trigger leads where, behind which guard, with which device hooks.
+"""The lifecycle of a request as data: which trigger leads where, behind which guard, with which device hooks.
 
-Everything that talks about the lifecycle (the machine, the diagram, the list of fault points) reads this table.
+Everything that talks about the lifecycle (the machine, the diagrams, the list of fault points) reads this table.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
-
-from ctxcache.fsm.states import LIVE, PENDING, State
-from ctxcache.ids import PAIRED_KINDS, RECURRENT_KINDS
+from ctxcache.fsm.declaration import ALL_KINDS as ALL
+from ctxcache.fsm.declaration import Guard, Hook, HookKind, Lifecycle
+from ctxcache.fsm.declaration import Transition as Row
+from ctxcache.fsm.states import State as S  # noqa: N817 - a column of the table
+from ctxcache.ids import PAIRED_KINDS as PAIRED
+from ctxcache.ids import RECURRENT_KINDS as RECURRENT
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 
-ALL_KINDS = frozenset(Kind)
-PAGED_KINDS = ALL_KINDS - {Kind.PURE_RECURRENT}
-FROZEN_KINDS = frozenset({Kind.EAGLE, Kind.SHARED_KV})
-MTP_KINDS = frozenset({Kind.HYBRID_MTP})
-BATCH_CAPTURE_KINDS = RECURRENT_KINDS - MTP_KINDS  # MTP captures one boundary of one sequence at a time
+PAGED = ALL - {Kind.PURE_RECURRENT}
+FROZEN = frozenset({Kind.EAGLE, Kind.SHARED_KV})
+MTP = frozenset({Kind.HYBRID_MTP})
+CAPTURING = RECURRENT - MTP  # MTP captures one boundary of one sequence at a time
+ENQUEUE, PROVE = HookKind
 
+# fmt: off
 
-class HookKind(Enum):
-    """What a hook does to the stream."""
+# Device touches: the request's method, what it does, the device op, the deployments that have it, whose resources.
+BASE_ROWS        = Hook("upload_base_rows",        ENQUEUE, "upload_rows",             PAGED)
+DRAFT_ROWS       = Hook("upload_draft_rows",       ENQUEUE, "upload_rows",             PAIRED, "draft")
+ZERO_STATE       = Hook("zero_recurrent",          ENQUEUE, "zero_recurrent",          RECURRENT)
+RESTORE          = Hook("restore_snapshots",       ENQUEUE, "restore",                 RECURRENT)
+BASE_LENGTHS     = Hook("reset_base_lengths",      ENQUEUE, "reset_lengths",           ALL)
+DRAFT_LENGTHS    = Hook("reset_draft_lengths",     ENQUEUE, "reset_lengths",           PAIRED, "draft")
+CAPTURE          = Hook("capture_snapshots",       ENQUEUE, "capture",                 CAPTURING)
+CAPTURE_BOUNDARY = Hook("capture_boundary",        ENQUEUE, "capture",                 MTP)
+CAPTURE_HIDDEN   = Hook("capture_boundary_hidden", ENQUEUE, "capture_boundary_hidden", MTP)
+RESTORE_HIDDEN   = Hook("restore_boundary_hidden", ENQUEUE, "restore_boundary_hidden", MTP)
+UPLOAD_MAPPING   = Hook("upload_mapping",          ENQUEUE, "upload_mapping",          ALL)
+MOVE_BASE_ROWS   = Hook("compact_base_rows",       ENQUEUE, "upload_rows",             PAGED)
+MOVE_DRAFT_ROWS  = Hook("compact_draft_rows",      ENQUEUE, "upload_rows",             PAIRED, "draft")
+MOVE_BASE_SLOTS  = Hook("compact_base_slots",      ENQUEUE, "compact_slot_state",      ALL)
+MOVE_DRAFT_SLOTS = Hook("compact_draft_slots",     ENQUEUE, "compact_slot_state",      PAIRED, "draft")
+SUM_BASE         = Hook("sum_base_pages",          ENQUEUE, "sum_pages",               PAGED)
+SUM_DRAFT        = Hook("sum_draft_pages",         ENQUEUE, "sum_pages",               PAIRED, "draft")
+SUM_MTP_DRAFT    = Hook("sum_draft_pages",         ENQUEUE, "sum_pages",               MTP,    "draft")
+SYNCHRONIZE      = Hook("prove",                   PROVE,   "synchronize",             ALL)
 
-    ENQUEUE = "enqueue"
-    PROVE = "prove"
+# Hooks in order.
+DRAIN    = (SYNCHRONIZE,)
+ROWS     = (BASE_ROWS, DRAFT_ROWS)
+PREPARE  = (BASE_ROWS, DRAFT_ROWS, ZERO_STATE, RESTORE, BASE_LENGTHS, DRAFT_LENGTHS)
+SAVE     = (CAPTURE,)
+STEP     = (CAPTURE, SYNCHRONIZE)
+BOUNDARY = (CAPTURE_BOUNDARY, CAPTURE_HIDDEN, SYNCHRONIZE)
+FOLD_IN  = (RESTORE_HIDDEN,)
+MAP      = (UPLOAD_MAPPING,)
+COMPACT  = (MOVE_BASE_ROWS, MOVE_DRAFT_ROWS, MOVE_BASE_SLOTS, MOVE_DRAFT_SLOTS, SYNCHRONIZE)
+SUM      = (SUM_BASE, SUM_DRAFT, SYNCHRONIZE)
+SUM_MTP  = (SUM_BASE, SUM_MTP_DRAFT, SYNCHRONIZE)  # EAGLE's prompts are frozen, and summed later
 
-
-@dataclass(frozen=True, slots=True)
-class Hook:
-    """One device touch of a transition.
-
-    Attributes:
-        name: the model's method that runs it.
-        kind: whether it enqueues work or proves enqueued work complete.
-        op: the device op it calls, and so its fault point; `role` follows where the draft's resources are touched.
-        kinds: deployments in which it can touch the device.
-        role: "" for the base's resources, "draft" for the draft's.
-    """
-
-    name: str
-    kind: HookKind
-    op: str
-    kinds: frozenset[Kind]
-    role: str = ""
-
-    def fault_point(self, operation: str) -> str:
-        """Name of this hook's fault point within a coordinator operation: `<operation>.<op>[.<role>]`."""
-        return ".".join(part for part in (operation, self.op, self.role) if part)
-
-
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """A condition on a transition: the model's method that decides, and what to tell a refused caller."""
-
-    name: str
-    refusal: str
-
-
-@dataclass(frozen=True, slots=True)
-class Transition:
-    """One row of the lifecycle.
-
-    Attributes:
-        trigger: the event.
-        source: the state it leaves.
-        target: the state it enters.
-        hooks: device touches in order.
-        guards: all must hold; of several rows with one trigger and source the first whose guards hold is taken.
-        operation: the coordinator operation that fires it; empty where the one door does.
-        kinds: deployments in which it can happen.
-    """
-
-    trigger: str
-    source: State
-    target: State
-    hooks: tuple[Hook, ...] = ()
-    guards: tuple[Guard, ...] = ()
-    operation: str = ""
-    kinds: frozenset[Kind] = ALL_KINDS
-
-    @property
-    def proves(self) -> bool:
-        """Whether a hook proves the enqueued work complete.
-
-        A transition that proves runs all its hooks before it enters its target, because the target claims completion.
-        One that only enqueues runs them after, so that what was enqueued before a failure is accounted as pending.
-        """
-        return any(hook.kind is HookKind.PROVE for hook in self.hooks)
-
-
-def _enqueue(name: str, op: str, kinds: frozenset[Kind], role: str = "") -> Hook:
-    return Hook(name, HookKind.ENQUEUE, op, kinds, role)
-
-
-_BASE_ROWS = _enqueue("upload_base_rows", "upload_rows", PAGED_KINDS)
-_DRAFT_ROWS = _enqueue("upload_draft_rows", "upload_rows", PAIRED_KINDS, "draft")
-_CAPTURE = _enqueue("capture_snapshots", "capture", BATCH_CAPTURE_KINDS)
-_PROVE = Hook("prove", HookKind.PROVE, "synchronize", ALL_KINDS)
-
-_PREPARE_PREFILL_HOOKS = (
-    _BASE_ROWS,
-    _DRAFT_ROWS,
-    _enqueue("zero_recurrent", "zero_recurrent", RECURRENT_KINDS),
-    _enqueue("restore_snapshots", "restore", RECURRENT_KINDS),
-    _enqueue("reset_base_lengths", "reset_lengths", ALL_KINDS),
-    _enqueue("reset_draft_lengths", "reset_lengths", PAIRED_KINDS, "draft"),
+# Questions: the request's method, what is wrong where it has to hold, and where it must not.
+DRAFTS = Guard(
+    "awaits_first_verification",
+    "the request's draft model has nothing to initialise",
+    "the request's draft model awaits its first verification",
 )
-_PUBLISH_BOUNDARY_HOOKS = (
-    _enqueue("capture_boundary", "capture", MTP_KINDS),
-    _enqueue("capture_boundary_hidden", "capture_boundary_hidden", MTP_KINDS),
-    _PROVE,
-)
-_COMPACT_HOOKS = (
-    _enqueue("compact_base_rows", "upload_rows", PAGED_KINDS),
-    _enqueue("compact_draft_rows", "upload_rows", PAIRED_KINDS, "draft"),
-    _enqueue("compact_base_slots", "compact_slot_state", ALL_KINDS),
-    _enqueue("compact_draft_slots", "compact_slot_state", PAIRED_KINDS, "draft"),
-    _PROVE,
-)
-
-_SETTLED_PUBLICATIONS = Guard(
+CAPTURES = Guard("has_captures", "there is no checkpoint to capture", "there are checkpoints to capture")
+PUBLISHED = Guard(
     "publications_settled", "a staged or frozen publication is unpublished; complete the step that publishes it first"
 )
-_SURVIVORS = Guard("has_survivors", "no sequence survives the compaction")
-_NO_SURVIVOR = Guard("has_no_survivor", "a sequence survives the compaction")
-_CAPTURES = Guard("has_captures", "there is no checkpoint to capture")
-_NO_CAPTURES = Guard("has_no_captures", "there are checkpoints to capture")
-_DRAFTS = Guard("awaits_first_verification", "the request's draft model has nothing to initialise")
-_NO_DRAFTS = Guard("awaits_no_verification", "the request's draft model awaits its first verification")
+SURVIVE = Guard("has_survivors", "no sequence survives the compaction", "a sequence survives the compaction")
 
-_FORWARD = (
-    Transition(
-        "prepare_prefill", State.ADMITTED, State.PREFILLING, _PREPARE_PREFILL_HOOKS, operation="prepare_prefill"
-    ),
-    Transition(
-        "enqueue_captures", State.PREFILLING, State.PREFILLING, (_CAPTURE,), operation="enqueue_prefill_captures"
-    ),
-    Transition(
-        "publish_boundary",
-        State.PREFILLING,
-        State.PREFILLING,
-        _PUBLISH_BOUNDARY_HOOKS,
-        operation="publish_hybrid_mtp_endpoint",
-        kinds=MTP_KINDS,
-    ),
-    Transition(
-        "restore_boundary",
-        State.PREFILLING,
-        State.PREFILLING,
-        (_enqueue("restore_boundary_hidden", "restore_boundary_hidden", MTP_KINDS),),
-        operation="restore_hybrid_mtp_boundary_hidden",
-        kinds=MTP_KINDS,
-    ),
-    Transition(
-        "finalize_prefill",
-        State.PREFILLING,
-        State.DRAFTING,
-        guards=(_DRAFTS,),
-        operation="finalize_prefill_publication",
-        kinds=FROZEN_KINDS,
-    ),
-    Transition(
-        "finalize_prefill",
-        State.PREFILLING,
-        State.SETTLED,
-        guards=(_NO_DRAFTS,),
-        operation="finalize_prefill_publication",
-    ),
-    *(
-        Transition(
-            "prepare_decode",
-            source,
-            State.DECODING,
-            (_BASE_ROWS, _DRAFT_ROWS),
-            operation="prepare_decode_step",
-            kinds=kinds,
-        )
-        for source, kinds in ((State.SETTLED, ALL_KINDS), (State.DRAFTING, FROZEN_KINDS))
-    ),
-    Transition("capacity_exhausted", State.SETTLED, State.FINISHING_SETTLED, operation="prepare_decode_step"),
-    Transition(
-        "capacity_exhausted",
-        State.DRAFTING,
-        State.FINISHING_IN_FLIGHT,
-        operation="prepare_decode_step",
-        kinds=FROZEN_KINDS,
-    ),
-    Transition(
-        "complete_decode",
-        State.DECODING,
-        State.SETTLED,
-        (_CAPTURE, _PROVE),
-        guards=(_CAPTURES,),
-        operation="complete_decode_step",
-        kinds=BATCH_CAPTURE_KINDS,
-    ),
-    Transition(
-        "complete_decode", State.DECODING, State.SETTLED, guards=(_NO_CAPTURES,), operation="complete_decode_step"
-    ),
-    Transition(
-        "settle_draft",
-        State.DRAFTING,
-        State.SETTLED,
-        (_PROVE,),
-        operation="begin_batch_compaction",
-        kinds=FROZEN_KINDS,
-    ),
-    Transition(
-        "begin_compaction",
-        State.SETTLED,
-        State.COMPACTING,
-        (_enqueue("upload_mapping", "upload_mapping", ALL_KINDS),),
-        operation="begin_batch_compaction",
-    ),
-    Transition(
-        "compact",
-        State.COMPACTING,
-        State.SETTLED,
-        _COMPACT_HOOKS,
-        guards=(_SETTLED_PUBLICATIONS, _SURVIVORS),
-        operation="compact_batch",
-    ),
-    Transition(
-        "compact",
-        State.COMPACTING,
-        State.FINISHING_SETTLED,
-        _COMPACT_HOOKS,
-        guards=(_SETTLED_PUBLICATIONS, _NO_SURVIVOR),
-        operation="compact_batch",
-    ),
-)
+# A row: trigger, the operation that fires it, from, to, hooks; guards and deployments, where not all.
+TRANSITIONS: tuple[Row, ...] = (
+    Row("prepare_prefill",  "prepare_prefill",                    S.ADMITTED,   S.PREFILLING, PREPARE),
+    Row("enqueue_captures", "enqueue_prefill_captures",           S.PREFILLING, S.PREFILLING, SAVE),
+    Row("publish_boundary", "publish_hybrid_mtp_endpoint",        S.PREFILLING, S.PREFILLING, BOUNDARY, kinds=MTP),
+    Row("restore_boundary", "restore_hybrid_mtp_boundary_hidden", S.PREFILLING, S.PREFILLING, FOLD_IN,  kinds=MTP),
 
+    Row("finalize_prefill", "finalize_prefill_publication", S.PREFILLING, S.DRAFTING, (), guards=(DRAFTS,), kinds=FROZEN),
+    Row("finalize_prefill", "finalize_prefill_publication", S.PREFILLING, S.SETTLED,  (), unless=(DRAFTS,)),
 
-def _kinds_of(state: State) -> frozenset[Kind]:
-    return FROZEN_KINDS if state is State.DRAFTING else ALL_KINDS
+    Row("prepare_decode",     "prepare_decode_step", S.SETTLED,  S.DECODING,            ROWS),
+    Row("prepare_decode",     "prepare_decode_step", S.DRAFTING, S.DECODING,            ROWS, kinds=FROZEN),
+    Row("capacity_exhausted", "prepare_decode_step", S.SETTLED,  S.FINISHING_SETTLED,   ()),
+    Row("capacity_exhausted", "prepare_decode_step", S.DRAFTING, S.FINISHING_IN_FLIGHT, (),   kinds=FROZEN),
 
+    Row("complete_decode", "complete_decode_step", S.DECODING, S.SETTLED, STEP, guards=(CAPTURES,), kinds=CAPTURING),
+    Row("complete_decode", "complete_decode_step", S.DECODING, S.SETTLED, (),   unless=(CAPTURES,)),
 
-def _way_out(trigger: str, source: State) -> Transition:
-    hooks = (_PROVE,) if source in PENDING else ()
-    return Transition(trigger, source, State.RELEASED, hooks, operation=trigger, kinds=_kinds_of(source))
+    Row("settle_draft",     "begin_batch_compaction", S.DRAFTING, S.SETTLED,    DRAIN, kinds=FROZEN),
+    Row("begin_compaction", "begin_batch_compaction", S.SETTLED,  S.COMPACTING, MAP),
 
+    Row("compact", "compact_batch", S.COMPACTING, S.SETTLED,           COMPACT, guards=(PUBLISHED, SURVIVE)),
+    Row("compact", "compact_batch", S.COMPACTING, S.FINISHING_SETTLED, COMPACT, guards=(PUBLISHED,), unless=(SURVIVE,)),
 
-TRANSITIONS: tuple[Transition, ...] = (
-    *_FORWARD,
-    *(_way_out("finish", source) for source in LIVE),
-    *(_way_out("abandon", source) for source in LIVE),
-    *(Transition("device_failed", source, State.FINISHING_IN_FLIGHT, kinds=_kinds_of(source)) for source in LIVE),
-    *(
-        Transition("drain_failed", source, State.POISONED, kinds=_kinds_of(source))
-        for source in LIVE
-        if source in PENDING
-    ),
-    Transition("shutdown", State.POISONED, State.RELEASED, (_PROVE,), operation="shutdown"),
+    Row("finish", "finish", S.ADMITTED,            S.RELEASED, ()),
+    Row("finish", "finish", S.PREFILLING,          S.RELEASED, DRAIN),
+    Row("finish", "finish", S.DRAFTING,            S.RELEASED, DRAIN, kinds=FROZEN),
+    Row("finish", "finish", S.DECODING,            S.RELEASED, DRAIN),
+    Row("finish", "finish", S.COMPACTING,          S.RELEASED, DRAIN),
+    Row("finish", "finish", S.SETTLED,             S.RELEASED, ()),
+    Row("finish", "finish", S.FINISHING_IN_FLIGHT, S.RELEASED, DRAIN),
+    Row("finish", "finish", S.FINISHING_SETTLED,   S.RELEASED, ()),
+
+    Row("abandon", "abandon", S.ADMITTED,            S.RELEASED, ()),
+    Row("abandon", "abandon", S.PREFILLING,          S.RELEASED, DRAIN),
+    Row("abandon", "abandon", S.DRAFTING,            S.RELEASED, DRAIN, kinds=FROZEN),
+    Row("abandon", "abandon", S.DECODING,            S.RELEASED, DRAIN),
+    Row("abandon", "abandon", S.COMPACTING,          S.RELEASED, DRAIN),
+    Row("abandon", "abandon", S.SETTLED,             S.RELEASED, ()),
+    Row("abandon", "abandon", S.FINISHING_IN_FLIGHT, S.RELEASED, DRAIN),
+    Row("abandon", "abandon", S.FINISHING_SETTLED,   S.RELEASED, ()),
+
+    Row("device_failed", "", S.ADMITTED,            S.FINISHING_IN_FLIGHT, ()),
+    Row("device_failed", "", S.PREFILLING,          S.FINISHING_IN_FLIGHT, ()),
+    Row("device_failed", "", S.DRAFTING,            S.FINISHING_IN_FLIGHT, (), kinds=FROZEN),
+    Row("device_failed", "", S.DECODING,            S.FINISHING_IN_FLIGHT, ()),
+    Row("device_failed", "", S.COMPACTING,          S.FINISHING_IN_FLIGHT, ()),
+    Row("device_failed", "", S.SETTLED,             S.FINISHING_IN_FLIGHT, ()),
+    Row("device_failed", "", S.FINISHING_IN_FLIGHT, S.FINISHING_IN_FLIGHT, ()),
+    Row("device_failed", "", S.FINISHING_SETTLED,   S.FINISHING_IN_FLIGHT, ()),
+
+    Row("drain_failed", "", S.PREFILLING,          S.POISONED, ()),
+    Row("drain_failed", "", S.DRAFTING,            S.POISONED, (), kinds=FROZEN),
+    Row("drain_failed", "", S.DECODING,            S.POISONED, ()),
+    Row("drain_failed", "", S.COMPACTING,          S.POISONED, ()),
+    Row("drain_failed", "", S.FINISHING_IN_FLIGHT, S.POISONED, ()),
+
+    Row("shutdown", "shutdown", S.POISONED, S.RELEASED, DRAIN),
 )
 """The whole lifecycle. Nothing outside this table changes a state."""
 
+SANITIZER_TRANSITIONS: tuple[Row, ...] = (
+    Row("check_pages",  "prepare_prefill",              S.PREFILLING, S.PREFILLING, SUM,     kinds=PAGED),
+    Row("sum_boundary", "publish_hybrid_mtp_endpoint",  S.PREFILLING, S.PREFILLING, SUM,     kinds=MTP),
+    Row("sum_prompts",  "finalize_prefill_publication", S.PREFILLING, S.PREFILLING, SUM_MTP, kinds=PAGED),
+    Row("sum_step",     "complete_decode_step",         S.DECODING,   S.DECODING,   SUM,     kinds=PAGED),
+    Row("sum_settled",  "begin_batch_compaction",       S.DRAFTING,   S.DRAFTING,   SUM,     kinds=FROZEN),
 
-def _sum(
-    trigger: str, source: State, operation: str, kinds: frozenset[Kind], draft_kinds: frozenset[Kind] = PAIRED_KINDS
-) -> Transition:
-    hooks = (
-        _enqueue("sum_base_pages", "sum_pages", PAGED_KINDS),
-        _enqueue("sum_draft_pages", "sum_pages", draft_kinds, "draft"),
-        _PROVE,
-    )
-    return Transition(trigger, source, source, hooks, operation=operation, kinds=kinds)
-
-
-SANITIZER_TRANSITIONS: tuple[Transition, ...] = (
-    _sum("check_pages", State.PREFILLING, "prepare_prefill", PAGED_KINDS),
-    _sum("sum_boundary", State.PREFILLING, "publish_hybrid_mtp_endpoint", MTP_KINDS),
-    _sum("sum_prompts", State.PREFILLING, "finalize_prefill_publication", PAGED_KINDS, MTP_KINDS),  # EAGLE's are frozen
-    _sum("sum_step", State.DECODING, "complete_decode_step", PAGED_KINDS),
-    _sum("sum_settled", State.DRAFTING, "begin_batch_compaction", FROZEN_KINDS),
-    *(
-        _sum("sum_finished", source, "finish", FROZEN_KINDS)
-        for source in (State.DRAFTING, State.DECODING, State.FINISHING_IN_FLIGHT)
-    ),
+    Row("sum_finished", "finish", S.DRAFTING,            S.DRAFTING,            SUM, kinds=FROZEN),
+    Row("sum_finished", "finish", S.DECODING,            S.DECODING,            SUM, kinds=FROZEN),
+    Row("sum_finished", "finish", S.FINISHING_IN_FLIGHT, S.FINISHING_IN_FLIGHT, SUM, kinds=FROZEN),
 )
 """What the page sanitizer adds where it is switched on: it sums pages within a state, and leaves it only by a failure."""
 
+# fmt: on
+
 TRIGGERS: tuple[str, ...] = tuple(dict.fromkeys(row.trigger for row in TRANSITIONS))
 """Every trigger once, in the order of a request's life."""
+
+REQUEST = Lifecycle("request", tuple(S), TRANSITIONS, SANITIZER_TRANSITIONS)
+
+LIFECYCLES: dict[str, Lifecycle] = {lifecycle.name: lifecycle for lifecycle in (REQUEST,)}
+"""Every declared lifecycle, by name."""

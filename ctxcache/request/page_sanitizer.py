@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ctxcache.arguments import Int32s
 from ctxcache.device.page_sums import allocate_sums, fold
 from ctxcache.errors import DeviceError, PageCorruptionError
+from ctxcache.fsm import SANITIZER_TRANSITIONS
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.ids import LayerType
 from ctxcache.manager.manager import ContextCacheManager
@@ -192,14 +193,7 @@ def _device_failed(error: Exception) -> DeviceError:
     return DeviceError(f"the device ops raised {error!r} at page sums; finish or abandon the request")
 
 
-_OPERATIONS = {
-    "check_pages": "prepare_prefill",
-    "sum_prompts": "finalize_prefill_publication",
-    "sum_step": "complete_decode_step",
-    "sum_boundary": "publish_hybrid_mtp_endpoint",
-    "sum_settled": "begin_batch_compaction",
-    "sum_finished": "finish",
-}
+_OPERATIONS = {row.trigger: row.operation for row in SANITIZER_TRANSITIONS}
 """The operation within which each trigger fires."""
 
 

@@ -176,17 +176,9 @@ class Request:
         """Whether a draft model initialises after the prefill."""
         return self.batch.rules.drafts
 
-    def awaits_no_verification(self) -> bool:
-        """The opposite of `awaits_first_verification`."""
-        return not self.awaits_first_verification()
-
     def has_captures(self) -> bool:
         """Whether the step has checkpoints to capture."""
         return self.captures is not None
-
-    def has_no_captures(self) -> bool:
-        """The opposite of `has_captures`."""
-        return self.captures is None
 
     def publications_settled(self) -> bool:
         """Whether nothing is staged or frozen."""
@@ -195,10 +187,6 @@ class Request:
     def has_survivors(self) -> bool:
         """Whether the compaction under way keeps a sequence."""
         return self.compaction is not None and self.compaction.new_batch_size > 0
-
-    def has_no_survivor(self) -> bool:
-        """The opposite of `has_survivors`."""
-        return not self.has_survivors()
 
     # The hooks of the prefill
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import stat
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.lifecycle_subject import row_id, taking
 
@@ -16,6 +18,7 @@ from ctxcache.errors import ContextCacheError, ContractError, DeviceError
 from ctxcache.fsm import (
     FAULTS,
     FORMATS,
+    LIFECYCLES,
     TRANSITIONS,
     VIEWS,
     DrainFailed,
@@ -26,26 +29,32 @@ from ctxcache.fsm import (
     fault_points,
     fire,
 )
-from ctxcache.fsm.export.edges import EDGES, FAULT_EDGES, GROUPS
+from ctxcache.fsm.export.drawing import draw
+from ctxcache.fsm.export.edges import edges, fault_edges
+from ctxcache.fsm.export.picture import arrows
+from ctxcache.fsm.points import faults_of
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 
-TEXTS = ("mermaid", "dot", "json")
+TEXTS = ("mermaid", "dot", "json", "html")
+EDGES = edges(draw(LIFECYCLES["request"]))
+FAULT_EDGES = fault_edges(draw(LIFECYCLES["request"]))
+GROUPS = LIFECYCLES["request"].groups
 needs_graphviz = pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz is not installed")
 
 
 def test_every_row_is_in_exactly_one_edge_of_the_picture() -> None:
     """Merging hides nothing: the edges partition the table's rows, and each edge tells the truth about its rows."""
-    drawn = [row for edge in EDGES for row in edge.rows]
+    drawn = [each.row for edge in EDGES for each in edge.rows]
     assert sorted(map(row_id, drawn)) == sorted(map(row_id, TRANSITIONS))
     for edge in EDGES:
-        assert {row.trigger for row in edge.rows} == set(edge.triggers)
-        assert {row.target for row in edge.rows} == {edge.target}
-        assert {row.guards for row in edge.rows} == {edge.guards}
-        assert {row.source for row in edge.rows} | set(edge.not_from) == set(
-            GROUPS.get(edge.source, ()) or [State(edge.source)]
-        )
-        for row in edge.rows:
-            assert row.hooks == tuple(found.hook for found in edge.hooks if row.source not in found.unless)
+        assert {each.row.trigger for each in edge.rows} == set(edge.triggers)
+        assert {each.row.target for each in edge.rows} == {edge.target}
+        assert len({(each.row.guards, each.row.unless) for each in edge.rows}) == 1
+        assert {*edge.sources, *edge.not_from} == set(GROUPS.get(edge.source, ()) or [State(edge.source)])
+        for each in edge.rows:
+            assert each.row.hooks == tuple(
+                found.drawn.hook for found in edge.hooks if each.row.source not in found.not_from
+            )
 
 
 def test_the_picture_is_small_enough_to_read() -> None:
@@ -57,9 +66,30 @@ def test_the_picture_is_small_enough_to_read() -> None:
 
 def test_every_fault_is_in_exactly_one_edge_of_the_fault_view() -> None:
     """The fault view's edges partition the hooks of all rows."""
-    drawn = [fault for edge in FAULT_EDGES for fault in edge.faults]
+    drawn = [each.fault for edge in FAULT_EDGES for each in edge.faults]
     assert len(drawn) == len(FAULTS) == sum(len(row.hooks) for row in TRANSITIONS)
     assert set(drawn) == set(FAULTS)
+
+
+@pytest.mark.parametrize("kind", [None, *Kind])
+def test_a_fault_edge_leaves_the_states_in_which_each_of_its_points_fails(kind: Kind | None) -> None:
+    """An edge of a group stands for every state of it but those that it names, and its label names them."""
+    lifecycle = LIFECYCLES["request"] if kind is None else LIFECYCLES["request"].of_kind(kind)
+    text = str(export("mermaid", view="faults", kind=kind))
+    for edge in fault_edges(draw(lifecycle)):
+        left = {state for state in lifecycle.states if edge.source in (state, state.group)} - set(edge.not_from)
+        for point in edge.points:
+            failing = {each.fault.transition.source for each in edge.faults if each.fault.name == point}
+            assert failing == left
+            assert failing <= {
+                fault.transition.source
+                for fault in faults_of(lifecycle, lifecycle.transitions)
+                if (fault.name, fault.leads_to) == (point, edge.target)
+            }
+        if edge.not_from:
+            names = ", ".join(state.short_name for state in edge.not_from)
+            assert f"{edge.source} --> {edge.target} : {edge.fires}<br/>not from {names}<br/>" in text
+    assert "executing --> poisoned : drain_failed<br/>not from settled<br/>finish.synchronize<br/>abandon.sync" in text
 
 
 def test_mermaid_draws_groups_states_triggers_guards_and_hooks() -> None:
@@ -72,11 +102,12 @@ def test_mermaid_draws_groups_states_triggers_guards_and_hooks() -> None:
     assert "released --> [*]" in text
     for row in TRANSITIONS:
         assert row.trigger in text
-        for named in (*row.guards, *row.hooks):
+        for named in (*row.guards, *row.unless, *row.hooks):
             assert named.name in text
     assert "prepare_prefill<br/>enqueue<br/>upload_base_rows<br/>upload_draft_rows<br/>zero_recurrent" in text
     assert "settle_draft<br/>only eagle, shared_kv<br/>prove" in text
-    assert "executing --> released : finish, abandon<br/>prove unless settled" in text
+    assert "executing --> released : finish, abandon<br/>prove not from settled" in text
+    assert "complete_decode<br/>[unless has_captures]" in text
     loops = {edge.target for edge in EDGES if edge.source == edge.target.value}
     plain = [edge for edge in EDGES if edge.source != edge.target.value]
     assert text.count(" --> ") == len(plain) + len(loops) + len(("start", "end"))
@@ -97,10 +128,13 @@ def test_dot_draws_hooks_in_order_and_marks_them() -> None:
     """An edge's table lists triggers, guards, and hooks in order below what they do."""
     text = export("dot")
     assert isinstance(text, str)
-    edge = next(line for line in text.splitlines() if "executing_compacting -> executing_settled" in line)
+    label = next(line for line in text.splitlines() if "compact<" in line and "unless" not in line)
+    name = label.split()[0]
+    assert f"executing_compacting -> {name} " in text
+    assert f"{name} -> executing_settled " in text
     order = ["compact<", "publications_settled", "has_survivors", "enqueue<", "compact_base_rows", "compact_draft_rows"]
     order += ["compact_base_slots", "compact_draft_slots", "prove<"]
-    positions = [edge.index(word) for word in order]
+    positions = [label.index(word) for word in order]
     assert positions == sorted(positions)
     assert "subgraph cluster_executing" in text
     assert "ltail=cluster_executing" in text
@@ -113,7 +147,8 @@ def test_json_holds_every_row_unmerged() -> None:
     assert len(content["transitions"]) == len(TRANSITIONS)
     compact = next(row for row in content["transitions"] if row["target"] == "finishing.settled" and row["hooks"])
     assert compact["trigger"] == "compact"
-    assert [guard["name"] for guard in compact["guards"]] == ["publications_settled", "has_no_survivor"]
+    assert [guard["name"] for guard in compact["guards"]] == ["publications_settled"]
+    assert compact["unless"] == [{"name": "has_survivors", "refusal": "a sequence survives the compaction"}]
     assert [hook["does"] for hook in compact["hooks"]] == ["enqueue"] * 4 + ["prove"]
     assert compact["hooks"][1]["fault_point"] == "compact_batch.upload_rows.draft"
     assert compact["hooks"][1]["deployments"] == ["eagle", "hybrid_mtp"]
@@ -175,10 +210,11 @@ def test_a_file_holds_what_was_returned(form, view, tmp_path: Path) -> None:
 def test_wrong_arguments_are_refused_and_write_nothing(tmp_path: Path) -> None:
     """An unknown format or view, or a picture's suffix for something else, is named; no file appears."""
     for form, name, view, said in (
-        ("gif", "x.gif", "lifecycle", "mermaid, dot, json, svg, png"),
+        ("gif", "x.gif", "lifecycle", "mermaid, dot, json, html, svg, png"),
         ("json", "x.json", "hooks", "lifecycle, faults"),
         ("mermaid", "x.svg", "lifecycle", "another suffix"),
         ("svg", "x.PNG", "lifecycle", "another suffix"),
+        ("json", "x.html", "lifecycle", "another suffix"),
     ):
         with pytest.raises(ContractError, match=said):
             export(form, tmp_path / name, view=view)  # type: ignore[arg-type]
@@ -198,6 +234,29 @@ def test_pictures_are_what_their_suffix_says(view, tmp_path: Path) -> None:
     assert png.startswith(b"\x89PNG\r\n\x1a\n")
     assert len(png) > 20_000
     assert (tmp_path / "a.png").read_bytes() == png
+
+
+@needs_graphviz
+@pytest.mark.parametrize("view", VIEWS)
+def test_no_edge_runs_through_a_label(view) -> None:
+    """As Graphviz lays it out, an edge touches the text of no other one."""
+    command = [str(shutil.which("dot")), "-Tplain"]
+    plain = subprocess.run(command, input=export("dot", view=view), capture_output=True, text=True, check=True)
+    lines = [line.split() for line in plain.stdout.splitlines()]
+    boxes = {words[1]: [float(word) for word in words[2:6]] for words in lines if words[0] == "node"}
+    labels = {name: box for name, box in boxes.items() if name.startswith("label_")}
+    assert len(labels) == sum(len(arrow.labels) for arrow in arrows(draw(LIFECYCLES["request"]), view))
+    for words in lines:
+        if words[0] != "edge":
+            continue
+        numbers = np.array(words[4 : 4 + 2 * int(words[3])], float).reshape(-1, 2)
+        for start in range(0, len(numbers) - 1, 3):
+            t = np.linspace(0, 1, 50)[:, None]
+            a, b, c, d = numbers[start : start + 4]
+            curve = a * (1 - t) ** 3 + 3 * b * t * (1 - t) ** 2 + 3 * c * t**2 * (1 - t) + d * t**3
+            for name, (x, y, width, height) in labels.items():
+                inside = (abs(curve[:, 0] - x) < 0.45 * width) & (abs(curve[:, 1] - y) < 0.45 * height)
+                assert name in words[1:3] or not inside.any(), (words[1:3], name)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 from ctxcache.fsm import TRANSITIONS, State, Transition
 
 HOOKS = {hook.name: hook for row in TRANSITIONS for hook in row.hooks}
-GUARDS = {guard.name for row in TRANSITIONS for guard in row.guards}
+GUARDS = {guard.name for row in TRANSITIONS for guard in (*row.guards, *row.unless)}
 
 
 class Subject:
@@ -71,7 +71,9 @@ def taking(row: Transition, **outcomes: Any) -> Subject:
 
 def row_id(row: Transition) -> str:
     """Name a row in a test's identifier."""
-    guards = "".join(f"-{guard.name}" for guard in row.guards)
+    guards = "".join(f"-{guard.name}" for guard in row.guards) + "".join(
+        f"-unless-{guard.name}" for guard in row.unless
+    )
     return f"{row.trigger}-from-{row.source.value}{guards}"
 
 

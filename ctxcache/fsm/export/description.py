@@ -1,44 +1,63 @@
-"""The lifecycle as JSON, for programs: every state, every row of the table and every fault point, nothing merged."""
+"""The lifecycle as JSON, for programs: every state, every row of the table and every fault point, nothing merged.
+
+What is written is read again, to be compared with a later version.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
-from ctxcache.fsm.export.edges import group_of
+from ctxcache.errors import ContractError
+from ctxcache.fsm.declaration import Guard, Hook, HookKind, Lifecycle, LifecycleState, Transition
+from ctxcache.fsm.export.drawing import Drawing, DrawnFault, DrawnHook, DrawnRow, DrawnState, Mark, say_moment
 from ctxcache.fsm.export.picture import View
-from ctxcache.fsm.points import FAULTS, fault_points
-from ctxcache.fsm.states import DESCRIPTIONS, INITIAL, PENDING, PHASES, State
-from ctxcache.fsm.table import TRANSITIONS, Hook, Transition
-from ctxcache.ids import ContextCacheDeploymentKind
+from ctxcache.fsm.points import faults_of
+from ctxcache.ids import ContextCacheDeploymentKind, Phase
 
 
-def describe(view: View) -> str:
-    """Write one view of the lifecycle as indented JSON, with a newline at the end."""
-    content = _lifecycle() if view == "lifecycle" else _faults()
+def describe(drawing: Drawing, view: View) -> str:
+    """Write one view of the lifecycle as indented JSON, with a newline at the end. The view of faults holds both."""
+    lifecycle, compared = drawing.lifecycle, drawing.earlier is not None
+    content: dict[str, Any] = {
+        "machine": lifecycle.name,
+        "deployments": _names(lifecycle.kinds),
+        "initial": lifecycle.initial.value,
+        "states": [_state(drawn) | _mark(drawn.mark, compared) for drawn in drawing.states],
+        "transitions": [_transition(drawn, compared) | _mark(drawn.mark, compared) for drawn in drawing.rows],
+    }
+    if view == "faults":
+        faults = faults_of(lifecycle, lifecycle.transitions)
+        content["fault_points"] = {
+            kind.value: list(dict.fromkeys(fault.name for fault in faults if kind in fault.kinds))
+            for kind in ContextCacheDeploymentKind
+            if kind in lifecycle.kinds
+        }
+        content["faults"] = [_fault(drawn) | _mark(drawn.mark, compared) for drawn in drawing.faults]
+    if compared:
+        content["changes"] = drawing.changes
     return json.dumps(content, indent=2) + "\n"
 
 
-def _lifecycle() -> dict[str, Any]:
-    return {
-        "initial": INITIAL.value,
-        "states": [_state(state) for state in State],
-        "transitions": [_transition(row) for row in TRANSITIONS],
-    }
+def _mark(mark: Mark, compared: bool) -> dict[str, Any]:  # noqa: FBT001 - of this module alone
+    return {"change": mark.change.value or None, "was": list(mark.was)} if compared else {}
 
 
-def _state(state: State) -> dict[str, Any]:
-    phase = PHASES[state]
+def _state(drawn: DrawnState) -> dict[str, Any]:
+    state = drawn.state
     return {
         "name": state.value,
-        "group": group_of(state) or None,
-        "phase": None if phase is None else phase.name,
-        "device_work_pending": state in PENDING,
-        "description": DESCRIPTIONS[state],
+        "group": state.group or None,
+        "phase": None if state.phase is None else state.phase.name,
+        "device_work_pending": state.pending,
+        "description": state.description,
     }
 
 
-def _transition(row: Transition) -> dict[str, Any]:
+def _transition(drawn: DrawnRow, compared: bool) -> dict[str, Any]:  # noqa: FBT001 - of this module alone
+    row = drawn.row
     return {
         "trigger": row.trigger,
         "source": row.source.value,
@@ -46,39 +65,121 @@ def _transition(row: Transition) -> dict[str, Any]:
         "operation": row.operation or None,
         "deployments": _names(row.kinds),
         "guards": [{"name": guard.name, "refusal": guard.refusal} for guard in row.guards],
-        "hooks": [_hook(row, hook) for hook in row.hooks],
+        "unless": [{"name": guard.name, "refusal": guard.refusal_unless} for guard in row.unless],
+        "hooks": [_hook(row, each) | _mark(each.mark, compared) for each in drawn.hooks],
     }
 
 
-def _hook(row: Transition, hook: Hook) -> dict[str, Any]:
+def _hook(row: Transition, drawn: DrawnHook) -> dict[str, Any]:
+    hook = drawn.hook
     return {
         "name": hook.name,
         "does": hook.kind.value,
-        "runs": "before the target is entered" if row.proves else "after the target is entered",
+        "runs": say_moment(row),
         "deployments": _names(row.kinds & hook.kinds),
         "fault_point": hook.fault_point(row.operation),
     }
 
 
-def _faults() -> dict[str, Any]:
+def _fault(drawn: DrawnFault) -> dict[str, Any]:
+    fault = drawn.fault
     return {
-        "fault_points": {kind.value: list(fault_points(kind)) for kind in ContextCacheDeploymentKind},
-        "faults": [
-            {
-                "fault_point": fault.name,
-                "trigger": fault.transition.trigger,
-                "source": fault.transition.source.value,
-                "target": fault.transition.target.value,
-                "hook": fault.hook.name,
-                "does": fault.hook.kind.value,
-                "deployments": _names(fault.kinds),
-                "fires": fault.fires or None,
-                "leads_to": fault.leads_to.value,
-            }
-            for fault in FAULTS
-        ],
+        "fault_point": fault.name,
+        "trigger": fault.transition.trigger,
+        "source": fault.transition.source.value,
+        "target": fault.transition.target.value,
+        "hook": fault.hook.name,
+        "does": fault.hook.kind.value,
+        "deployments": _names(fault.kinds),
+        "fires": fault.fires or None,
+        "leads_to": fault.leads_to.value,
     }
 
 
 def _names(kinds: frozenset[ContextCacheDeploymentKind]) -> list[str]:
     return [kind.value for kind in ContextCacheDeploymentKind if kind in kinds]
+
+
+def read(path: str | Path, lifecycle: Lifecycle) -> Lifecycle:
+    """Read an earlier version of a lifecycle, of which `describe` wrote either view.
+
+    A file from before the view of faults held the whole does not do. What is asked for may be one deployment kind of what
+    was written, not the other way round.
+
+    Raises:
+        ContractError: the file cannot be read, is something else, or is of another machine or kind. It is named.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as cause:
+        raise ContractError(f"{path} cannot be read: {cause.strerror or cause}") from cause
+    except (ValueError, RecursionError) as cause:
+        raise ContractError(f"{path} is no JSON: {cause}") from cause
+    try:
+        earlier = _lifecycle(content)
+    except KeyError as cause:
+        raise _foreign(path, f"{cause} is missing") from cause
+    except (TypeError, ValueError, AttributeError) as cause:
+        raise _foreign(path, str(cause)) from cause
+    if earlier.name != lifecycle.name:
+        raise ContractError(f"{path} holds the machine {earlier.name!r}, not {lifecycle.name!r}")
+    if not earlier.kinds >= lifecycle.kinds:
+        kinds = ", ".join(_names(earlier.kinds))
+        raise ContractError(f"{path} was written for the deployment kind {kinds} alone; ask for the same one")
+    return earlier.of_kind(*lifecycle.kinds) if len(lifecycle.kinds) == 1 else earlier
+
+
+def _foreign(path: str | Path, reason: str) -> ContractError:
+    return ContractError(f"{path} is not what `ctxcache diagram --format json` prints: {reason}")
+
+
+def _lifecycle(content: Any) -> Lifecycle:
+    if not isinstance(content, dict):
+        raise TypeError(f"it holds a {type(content).__name__}, not an object")
+    if "changes" in content:
+        raise ValueError("it holds a comparison; take what was printed without --diff")
+    states = _states(content["states"])
+    if next(iter(states), None) != content["initial"]:
+        raise ValueError(f"it begins in {content['initial']!r}, which is not the first of its states")
+    rows = tuple(_row(each, states) for each in content["transitions"])
+    kinds = _kinds(content["deployments"]) if "deployments" in content else frozenset(ContextCacheDeploymentKind)
+    return Lifecycle(content.get("machine", "request"), tuple(states.values()), rows, kinds=kinds)
+
+
+def _states(listed: list[dict[str, Any]]) -> dict[str, LifecycleState]:
+    declare: Any = LifecycleState  # with the rows of its members it makes a class
+    phases = {phase.name: phase for phase in Phase}
+    rows = []
+    for state in listed:
+        name, phase = state["name"], state["phase"]
+        if re.fullmatch(r"[a-z]\w*(\.[a-z]\w*)?", name, re.ASCII) is None:  # the pictures write it as it is
+            raise ValueError(f"the state {name!r} has no name of a state")
+        if phase not in {None, *phases}:
+            raise ValueError(f"the state {name!r} has the phase {phase!r}")
+        rows.append((name, phases.get(phase), state["device_work_pending"], state["description"]))
+    return {state.value: state for state in declare("EarlierState", [(f"S{i}", row) for i, row in enumerate(rows)])}
+
+
+def _row(said: dict[str, Any], states: dict[str, LifecycleState]) -> Transition:
+    trigger, operation = said["trigger"], said["operation"] or ""
+    for end in (said["source"], said["target"]):
+        if end not in states:
+            raise ValueError(f"the transition {trigger!r} names the state {end!r}, which is not listed")
+    hooks = []
+    for hook in said["hooks"]:
+        op, _, role = hook["fault_point"].removeprefix(f"{operation}.").partition(".")
+        hooks.append(Hook(hook["name"], HookKind(hook["does"]), op, _kinds(hook["deployments"]), role))
+    return Transition(
+        trigger,
+        operation,
+        states[said["source"]],
+        states[said["target"]],
+        tuple(hooks),
+        tuple(Guard(guard["name"], guard["refusal"]) for guard in said["guards"]),
+        tuple(Guard(guard["name"], "", guard["refusal"]) for guard in said.get("unless", ())),
+        _kinds(said["deployments"]),
+    )
+
+
+def _kinds(names: list[str]) -> frozenset[ContextCacheDeploymentKind]:
+    return frozenset(map(ContextCacheDeploymentKind, names))

@@ -5,38 +5,41 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from html import escape
 from textwrap import wrap
 from typing import Literal
 
 from ctxcache.errors import ContextCacheError
-from ctxcache.fsm.export.edges import GROUPS
+from ctxcache.fsm.export.drawing import Change, Drawing, DrawnState
 from ctxcache.fsm.export.picture import (
+    CHANGES,
     FILLS,
+    GROUP,
+    HOOKS,
     INK,
+    QUIET,
     Arrow,
     Label,
+    Text,
     View,
     arrows,
     identifier,
     places,
-    says_itself,
-    short_name,
     style_of,
 )
-from ctxcache.fsm.states import DESCRIPTIONS, INITIAL, State
 
 _HEADERS = {"svg": b"<svg", "png": b"\x89PNG\r\n\x1a\n"}
 _HEADER_WITHIN = {"svg": 1024, "png": 8}
 _TIMEOUT_SECONDS = 60
+_WIDTH = 34  # characters of a line
 
-_QUIET = "#57606a"
-_FAILURE = "#b42318"
-_EXIT = "#6b7280"
-_HOOK_COLORS = {"enqueue": "#9a6700", "prove": "#1a7f37"}
 _LEGEND = (
-    f'<br/><font point-size="10" color="{_QUIET}">amber: device work is enqueued and not proven complete&nbsp;&nbsp;&nbsp;'
-    "green: none is pending&nbsp;&nbsp;&nbsp;dashed red: how a failure is accounted for</font>"
+    "amber: device work is enqueued and not proven complete&nbsp;&nbsp;&nbsp;green: none is pending&nbsp;&nbsp;&nbsp;"
+    "dashed red: how a failure is accounted for"
+)
+_LEGEND_OF_CHANGES = "&nbsp;&nbsp;&nbsp;".join(
+    f'<font color="{color}"><b>{change}</b></font>' for change, color in CHANGES.items()
 )
 
 
@@ -55,7 +58,7 @@ def render(text: str, picture: Literal["svg", "png"]) -> bytes:
     if program is None:
         raise GraphvizError(
             f"{picture} needs Graphviz, and there is no program `dot` on the PATH; install it (apt-get install "
-            "graphviz, brew install graphviz, conda install graphviz), or choose mermaid, dot or json, which need nothing"
+            "graphviz, brew install graphviz, conda install graphviz), or choose mermaid, dot, json or html, which need nothing"
         )
     try:
         done = subprocess.run(  # noqa: S603 - a resolved path, no shell
@@ -71,73 +74,92 @@ def render(text: str, picture: Literal["svg", "png"]) -> bytes:
     return done.stdout
 
 
-def dot(view: View) -> str:
-    """Draw one view of the lifecycle as Graphviz text."""
-    drawn = arrows(view)
+def dot(drawing: Drawing, view: View) -> str:
+    """Draw one view of the lifecycle as Graphviz text.
+
+    A label is a node half-way: Graphviz leads an edge round nodes, but through the labels of other edges.
+    """
+    drawn = tuple(enumerate(arrows(drawing, view)))
+    legend = _LEGEND if drawing.earlier is None else f"{_LEGEND}<br/>since the earlier version: {_LEGEND_OF_CHANGES}"
+    legend = f'<br/><font point-size="10" color="{QUIET}">{legend}</font>'
     lines = [
         f"digraph {view} {{",
-        f'  graph [compound=true, rankdir=TB, nodesep=0.45, ranksep=0.55, pad=0.3, fontname="Helvetica", label=<{_LEGEND}>]',
+        f"  graph [compound=true, rankdir={'TB' if view == 'lifecycle' else 'LR'}, nodesep=0.3, ranksep=0.3, pad=0.3]",
+        f'  graph [fontname="Helvetica", label=<{legend}>]',
         '  node [shape=box, style="rounded,filled", fontname="Helvetica", fontsize=13, margin="0.18,0.09"]',
-        '  edge [fontname="Helvetica", fontsize=10, arrowsize=0.7]',
-        *(f"  {line}" for line in _nodes(places(drawn))),
-        *(f"  {_arrow(arrow)}" for arrow in drawn),
-        "}",
+        "  edge [arrowsize=0.7]",
+        f'  start [shape=circle, style=filled, fillcolor="{INK}", label="", width=0.16]',
     ]
-    return "\n".join(lines) + "\n"
-
-
-def _nodes(shown: dict[str, tuple[State, ...]]) -> Iterator[str]:
-    yield f'start [shape=circle, style=filled, fillcolor="{INK}", label="", width=0.16]'
-    for group, states in shown.items():
-        if not group:
-            yield from map(_node, states)
-            continue
-        yield f"subgraph cluster_{group} {{"
-        yield f'  label=<<b>{group}</b>>; labeljust=l; style=rounded; color="#8c959f"; bgcolor="#f6f8fa"; margin=18'
-        yield from (f"  {_node(state)}" for state in states)
-        yield "}"
-    yield f"start -> {identifier(INITIAL.value)}"
-
-
-def _node(state: State) -> str:
-    fill, line = FILLS[style_of(state)]
-    text = f"<b>{short_name(state)}</b>" + "".join(
-        f'<br/><font point-size="9" color="{_QUIET}">{escape(part)}</font>' for part in wrap(DESCRIPTIONS[state], 34)
-    )
-    return f'{identifier(state.value)} [label=<{text}>, fillcolor="{fill}", color="{line}"]'
-
-
-def _arrow(arrow: Arrow) -> str:
+    shown = places(drawing, (arrow for _, arrow in drawn))
+    for group, found in shown.items():
+        labels = (node for number, arrow in drawn if arrow.within == group for node in _labels(number, arrow))
+        inside = [f"  {node}" for node in (*map(_node, found), *labels)]
+        if group:
+            head = f'label=<<b>{group}</b>>; labeljust=l; style=rounded; color="{GROUP[1]}"; bgcolor="{GROUP[0]}"; margin=18'
+            inside = [f"  subgraph cluster_{group} {{", f"    {head}", *(f"  {line}" for line in inside), "  }"]
+        lines.extend(inside)
+    lines.append(f"  start -> {identifier(drawing.lifecycle.initial.value)}")
     # Graphviz ends edges at nodes and clips them at the cluster: the group's last state is nearest to what follows.
-    tail = GROUPS[arrow.source][-1].value if arrow.source in GROUPS else arrow.source
-    color = _FAILURE if arrow.fails else _EXIT if arrow.target is State.RELEASED else INK
-    attributes = [f"label=<{_table(arrow.labels)}>", f'color="{color}"', f'fontcolor="{color}"']
-    if arrow.source in GROUPS:
-        attributes.append(f"ltail=cluster_{arrow.source}")
-    if arrow.fails:
-        attributes.append("style=dashed")
-    return f"{identifier(tail)} -> {identifier(arrow.target.value)} [{', '.join(attributes)}]"
+    last = {group: found[-1].state.value for group, found in shown.items() if group}
+    lines.extend(f"  {edge}" for number, arrow in drawn for edge in _edges(number, arrow, last.get(arrow.source, "")))
+    return "\n".join((*lines, "}")) + "\n"
 
 
-def _table(labels: tuple[Label, ...]) -> str:
-    rows = list(_rows(labels[0]))
-    for label in labels[1:]:
-        rows.extend(("", *_rows(label)))
-    cells = "".join(f'<tr><td align="left">&nbsp;{row}</td></tr>' for row in rows)
-    return f'<table border="0" cellborder="0" cellspacing="0" cellpadding="1">{cells}</table>'
+def _node(place: DrawnState) -> str:
+    state, change = place.state, place.mark.change
+    fill, line = FILLS[style_of(state)]
+    lines = (state.description, *(f"was {was}" for was in place.mark.was))
+    text = _styled(Text(state.short_name, change), INK, bold=True) + "".join(
+        f'<br/><font point-size="9" color="{QUIET}">{escape(part)}</font>'
+        for said in lines
+        for part in wrap(said, _WIDTH)
+    )
+    border = f'color="{CHANGES[change]}", penwidth=3' if change else f'color="{line}"'
+    return f'{identifier(state.value)} [label=<{text}>, fillcolor="{fill}", {border}]'
 
 
-def _rows(label: Label) -> Iterator[str]:
-    yield f"<b>{escape(label.title)}</b>"
-    for line in label.conditions:
-        yield f'<font color="{_QUIET}"><i>{escape(line)}</i></font>'
-    for heading, names in label.parts:
-        color = _HOOK_COLORS.get(heading, INK)
-        if says_itself(heading, names):
-            yield from (f'<font color="{color}">{escape(name)}</font>' for name in names)
-            continue
-        if len(names) == 1:
-            yield f'<font color="{color}">{escape(heading + label.joint)}</font>{escape(names[0])}'
-            continue
-        yield f'<font color="{color}">{escape(heading)}</font>'
-        yield from (f"&nbsp;&nbsp;{escape(name)}" for name in names)
+def _labels(number: int, arrow: Arrow) -> Iterator[str]:
+    for index, label in enumerate(arrow.labels):
+        cells = "".join(f'<tr><td align="left">&nbsp;{row}</td></tr>' for row in _rows(label, arrow.color))
+        table = f'<table border="0" cellborder="0" cellspacing="0" cellpadding="1">{cells}</table>'
+        yield f'label_{number}_{index} [shape=plain, style="", fontsize=10, label=<{table}>]'
+
+
+def _edges(number: int, arrow: Arrow, last_of_group: str) -> Iterator[str]:
+    for index, label in enumerate(arrow.labels):
+        change = label.title.change
+        attributes = f'color="{CHANGES.get(change) or arrow.color}"'
+        if change:
+            attributes += ", penwidth=2.5"
+        if arrow.fails or change is Change.REMOVED:
+            attributes += f", style={'dotted' if change is Change.REMOVED else 'dashed'}"
+        from_group = f", ltail=cluster_{arrow.source}" if last_of_group else ""
+        middle = f"label_{number}_{index}"
+        yield f"{identifier(last_of_group or arrow.source)} -> {middle} [{attributes}, arrowhead=none{from_group}]"
+        yield f"{middle} -> {identifier(arrow.target.value)} [{attributes}]"
+
+
+def _styled(text: Text, color: str, *, bold: bool = False) -> str:
+    """A name, with the word and colour of what became of it; what was removed is struck out."""
+    name = f"<b>{escape(text.name)}</b>" if bold else escape(text.name)
+    if not text.change:
+        return f'<font color="{color}">{name}</font>'
+    name = f"<s>{name}</s>" if text.change is Change.REMOVED else name
+    return f'<font color="{CHANGES[text.change]}">{name} <i>{text.change}</i></font>'
+
+
+def _rows(label: Label, color: str) -> Iterator[str]:
+    yield _styled(label.title, color, bold=True)
+    for line in (*label.conditions, *(part for was in label.was for part in wrap(was, _WIDTH))):
+        yield f'<font color="{QUIET}"><i>{escape(line)}</i></font>'
+    for part in label.parts:
+        heading = HOOKS.get(part.heading, QUIET)
+        if part.says_itself:
+            yield from (_styled(name, heading) for name in part.names)
+        elif len(part.names) > 1:
+            yield _styled(Text(part.heading), heading)
+            yield from (f"&nbsp;&nbsp;{_styled(name, INK)}" for name in part.names)
+        elif part.joint == ".":  # one word is one piece: who draws an SVG may have letters of another width
+            yield _styled(replace(part.names[0], name=f"{part.heading}.{part.names[0].name}"), INK)
+        else:
+            yield _styled(Text(part.heading + part.joint), heading) + _styled(part.names[0], INK)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
+from ctxcache.fsm.export.drawing import Change, Drawing
 from ctxcache.fsm.export.picture import (
+    CHANGES,
     FILLS,
     INK,
     Arrow,
@@ -13,27 +16,29 @@ from ctxcache.fsm.export.picture import (
     arrows,
     identifier,
     places,
-    says_itself,
-    short_name,
     style_of,
 )
-from ctxcache.fsm.states import INITIAL, State
 
 _BREAK = "<br/>"
+_SAFE = re.compile(r"[:;#\"{}<>\s]+")  # what an earlier version says may hold any of these
 _ONE_LINE = 24  # characters; Mermaid wraps what is much longer
 _STYLES = tuple(f"classDef {style} fill:{fill},stroke:{line},color:{INK}" for style, (fill, line) in FILLS.items())
 
 
-def mermaid(view: View) -> str:
+def mermaid(drawing: Drawing, view: View) -> str:
     """Draw one view of the lifecycle."""
-    return "\n".join(("stateDiagram-v2", *(f"    {line}" for line in _body(arrows(view))))) + "\n"
+    return "\n".join(("stateDiagram-v2", *(f"    {line}" for line in _body(drawing, arrows(drawing, view))))) + "\n"
 
 
-def _body(drawn: tuple[Arrow, ...]) -> Iterator[str]:
-    shown = places(drawn)
-    yield f"[*] --> {identifier(INITIAL.value)}"
-    for group, states in shown.items():
-        named = [f'state "{short_name(state)}" as {identifier(state.value)}' for state in states]
+def _body(drawing: Drawing, drawn: tuple[Arrow, ...]) -> Iterator[str]:
+    shown = places(drawing, drawn)
+    yield f"[*] --> {identifier(drawing.lifecycle.initial.value)}"
+    for group, found in shown.items():
+        named = [
+            f'state "{place.state.short_name}{f" ({place.mark.change})" if place.mark.change else ""}"'
+            f" as {identifier(place.state.value)}"
+            for place in found
+        ]
         if not group:
             yield from named
             continue
@@ -44,12 +49,20 @@ def _body(drawn: tuple[Arrow, ...]) -> Iterator[str]:
     for arrow in drawn:
         if not arrow.within:
             yield from _arrow(arrow)
-    every = [state for states in shown.values() for state in states]
-    if State.RELEASED in every:
-        yield f"{identifier(State.RELEASED.value)} --> [*]"
+    every = [place for found in shown.values() for place in found]
+    for place in every:
+        if style_of(place.state) == "gone":
+            yield f"{identifier(place.state.value)} --> [*]"
     yield from _STYLES
-    for style in dict.fromkeys(map(style_of, every)):
-        yield f"class {','.join(identifier(state.value) for state in every if style_of(state) == style)} {style}"
+    for style in dict.fromkeys(style_of(place.state) for place in every):
+        names = ",".join(identifier(place.state.value) for place in every if style_of(place.state) == style)
+        yield f"class {names} {style}"
+    for change, color in CHANGES.items():
+        names = ",".join(identifier(place.state.value) for place in every if place.mark.change is change)
+        if names:
+            dashes = ",stroke-dasharray:6 4" if change is Change.REMOVED else ""
+            yield f"classDef {change} stroke:{color},stroke-width:4px{dashes}"
+            yield f"class {names} {change}"
 
 
 def _arrow(arrow: Arrow) -> Iterator[str]:
@@ -61,7 +74,7 @@ def _arrow(arrow: Arrow) -> Iterator[str]:
     if len(arrow.labels) == 1:
         yield f"{source} --> {target} : {_text(arrow.labels[0])}"
         return
-    yield f"{source} --> {target} : {_BREAK.join(label.title for label in arrow.labels)}"
+    yield f"{source} --> {target} : {_BREAK.join(str(label.title) for label in arrow.labels)}"
     yield f"note left of {target}"
     yield f"    {(_BREAK + _BREAK).join(map(_text, arrow.labels))}"
     yield "end note"
@@ -69,12 +82,13 @@ def _arrow(arrow: Arrow) -> Iterator[str]:
 
 def _text(label: Label) -> str:
     """The label's lines. No colon, list mark or quote: one release or another of Mermaid trips over each of them."""
-    lines = [label.title, *label.conditions]
-    for heading, names in label.parts:
-        if says_itself(heading, names):
+    lines = [str(label.title), *label.conditions, *label.was]
+    for part in label.parts:
+        names = [str(name) for name in part.names]
+        if part.says_itself:
             lines.extend(names)
-        elif len(names) == 1 and len(heading) + len(names[0]) < _ONE_LINE:
-            lines.append(f"{heading}{label.joint}{names[0]}")
+        elif len(names) == 1 and len(part.heading) + len(names[0]) < _ONE_LINE:
+            lines.append(f"{part.heading}{part.joint}{names[0]}")
         else:
-            lines.extend((f"{heading}{label.joint}".strip(), *names))
-    return _BREAK.join(lines)
+            lines.extend((f"{part.heading}{part.joint}".strip(), *names))
+    return _BREAK.join(_SAFE.sub(" ", line) for line in lines)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from ctxcache.fsm.export.edges import EDGES, FAULT_EDGES, GROUPS, Edge, FaultEdge, group_of
-from ctxcache.fsm.states import PENDING, State
-from ctxcache.fsm.table import ALL_KINDS
-from ctxcache.ids import ContextCacheDeploymentKind
+from ctxcache.fsm.declaration import LifecycleState
+from ctxcache.fsm.export.drawing import Change, Drawing, DrawnState, Mark, say_guards, say_kinds
+from ctxcache.fsm.export.edges import Edge, FaultEdge, edges, fault_edges
+from ctxcache.ids import Phase
 
 View = Literal["lifecycle", "faults"]
 Style = Literal["pending", "idle", "broken", "gone"]
 
 INK = "#1f2328"
+QUIET = "#57606a"
+FAILURE = "#b42318"
+EXIT = "#6b7280"
+GROUP = ("#f6f8fa", "#8c959f")
+HOOKS = {"enqueue": "#9a6700", "prove": "#1a7f37"}
 FILLS: dict[Style, tuple[str, str]] = {
     "pending": ("#fdecc8", "#b7791f"),
     "idle": ("#e6f4ea", "#2f7d4f"),
@@ -22,6 +27,34 @@ FILLS: dict[Style, tuple[str, str]] = {
     "gone": ("#eef0f3", "#6b7280"),
 }
 """Colours of a state's inside and of its border."""
+
+CHANGES: dict[Change, str] = {Change.ADDED: "#0a7ea4", Change.REMOVED: "#8250df", Change.CHANGED: "#bc4c00"}
+"""Colours of what a comparison marks; the word stands beside them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A name on an arrow, and what became of what it names."""
+
+    name: str
+    change: Change = Change.NONE
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.change})" if self.change else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A heading on an arrow and the names below it; `joint` stands between the two in one line."""
+
+    heading: str
+    names: tuple[Text, ...]
+    joint: str = " "
+
+    @property
+    def says_itself(self) -> bool:
+        """Whether the first name is the heading's own word, so that the heading adds nothing."""
+        return self.names[0].name.partition(" ")[0] == self.heading
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,64 +64,79 @@ class Label:
     Attributes:
         title: the triggers.
         conditions: when it can be taken, line by line.
-        parts: what happens on it, in order: a heading, and the names below it.
-        joint: what stands between a heading and a name in one line.
+        parts: what happens on it, in order.
+        was: what was so in the earlier version, line by line.
     """
 
-    title: str
+    title: Text
     conditions: tuple[str, ...]
-    parts: tuple[tuple[str, tuple[str, ...]], ...]
-    joint: str = " "
+    parts: tuple[Part, ...]
+    was: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """One arrow between two places. Loops at one state share an arrow: no drawing program keeps them apart.
+    """One arrow between two places. Loops at one state share an arrow: not every drawing program keeps them apart.
 
     Attributes:
         source: name of a state, or of a group that it leaves as a whole.
+        sources: the states that it leaves.
         target: the state it enters.
         labels: one, or for shared loops several.
         fails: whether it is how a failure is accounted for.
     """
 
     source: str
-    target: State
+    sources: tuple[LifecycleState, ...]
+    target: LifecycleState
     labels: tuple[Label, ...]
     fails: bool
 
     @property
+    def loops(self) -> bool:
+        """Whether it enters the state that it leaves."""
+        return self.source == self.target.value
+
+    @property
     def within(self) -> str:
         """The group that holds both ends; empty when they are apart."""
-        group, dot, _ = self.source.partition(".")
-        return group if dot and group == group_of(self.target) else ""
+        group = self.source.rpartition(".")[0]
+        return group if group == self.target.group else ""
+
+    @property
+    def color(self) -> str:
+        """The colour of what is not marked."""
+        return FAILURE if self.fails else EXIT if style_of(self.target) == "gone" else INK
 
 
-def arrows(view: View) -> tuple[Arrow, ...]:
+def arrows(drawing: Drawing, view: View) -> tuple[Arrow, ...]:
     """Everything that the view draws, in the order of the table."""
     plain = (
-        [Arrow(edge.source, edge.target, (_lifecycle_label(edge),), edge.fails) for edge in EDGES]
+        [
+            Arrow(edge.source, edge.sources, edge.target, (_lifecycle_label(edge, drawing),), edge.fails)
+            for edge in edges(drawing)
+        ]
         if view == "lifecycle"
-        else [Arrow(edge.source, edge.target, (_fault_label(edge),), fails=True) for edge in FAULT_EDGES]
+        else [
+            Arrow(edge.source, edge.sources, edge.target, (_fault_label(edge),), fails=True)
+            for edge in fault_edges(drawing)
+        ]
     )
-    loops: dict[str, list[Arrow]] = {}
-    for arrow in plain:
-        if arrow.source == arrow.target.value:
-            loops.setdefault(arrow.source, []).append(arrow)
-    drawn: list[Arrow] = []
-    for arrow in plain:
-        shared = loops.get(arrow.source, []) if arrow.source == arrow.target.value else [arrow]
-        if arrow is shared[0]:
-            labels = tuple(label for other in shared for label in other.labels)
-            drawn.append(Arrow(arrow.source, arrow.target, labels, all(other.fails for other in shared)))
-    return tuple(drawn)
+    drawn: dict[object, Arrow] = {}
+    for index, arrow in enumerate(plain):
+        key = arrow.source if arrow.loops else index
+        shared = drawn.get(key)
+        labels = arrow.labels if shared is None else (*shared.labels, *arrow.labels)
+        drawn[key] = replace(arrow, labels=labels, fails=arrow.fails and (shared is None or shared.fails))
+    return tuple(drawn.values())
 
 
-def places(drawn: Iterable[Arrow]) -> dict[str, tuple[State, ...]]:
+def places(drawing: Drawing, drawn: Iterable[Arrow]) -> dict[str, tuple[DrawnState, ...]]:
     """The states that the arrows touch, by group; the group "" holds those on their own."""
     ends = {end for arrow in drawn for end in (arrow.source, arrow.target.value)}
-    shown = [state for state in State if state.value in ends or group_of(state) in ends]
-    found = {group: tuple(state for state in shown if group_of(state) == group) for group in ("", *GROUPS)}
+    shown = [place for place in drawing.states if place.state.value in ends or place.state.group in ends]
+    groups = dict.fromkeys(("", *(place.state.group for place in shown)))
+    found = {group: tuple(place for place in shown if place.state.group == group) for group in groups}
     return {group: states for group, states in found.items() if states}
 
 
@@ -97,57 +145,61 @@ def identifier(name: str) -> str:
     return name.replace(".", "_")
 
 
-def short_name(state: State) -> str:
-    """The state's name within its group."""
-    return state.value.rpartition(".")[2]
-
-
-def style_of(state: State) -> Style:
+def style_of(state: LifecycleState) -> Style:
     """How a state is drawn: device work pending, none pending, poisoned, or released."""
-    if state is State.POISONED:
+    if state.phase is Phase.POISONED:
         return "broken"
-    if state is State.RELEASED:
+    if state.phase is None:
         return "gone"
-    return "pending" if state in PENDING else "idle"
+    return "pending" if state.pending else "idle"
 
 
-def says_itself(heading: str, names: tuple[str, ...]) -> bool:
-    """Whether the first name below a heading is the heading's own word, so that the heading adds nothing."""
-    return names[0].partition(" ")[0] == heading
+def _say_states(states: Iterable[LifecycleState]) -> str:
+    return ", ".join(state.short_name for state in states)
 
 
-def say_kinds(kinds: frozenset[ContextCacheDeploymentKind]) -> str:
-    """Deployments in words: `all`, `all but x`, or their names."""
-    if kinds == ALL_KINDS:
-        return "all"
-    if len(ALL_KINDS - kinds) == 1:
-        return f"all but {next(iter(ALL_KINDS - kinds)).value}"
-    return ", ".join(kind.value for kind in ContextCacheDeploymentKind if kind in kinds)
+def _say_mark(mark: Mark) -> tuple[str, ...]:
+    return tuple(f"was {line}" for line in mark.was)
 
 
-def _say_states(states: Iterable[State]) -> str:
-    return ", ".join(map(short_name, states))
-
-
-def _lifecycle_label(edge: Edge) -> Label:
+def _lifecycle_label(edge: Edge, drawing: Drawing) -> Label:
     """Triggers, guards, where it is limited, and its hooks in order by what they do."""
-    conditions = [guard.name if index == 0 else f"and {guard.name}" for index, guard in enumerate(edge.guards)]
+    first = edge.rows[0].row
+    conditions = [name if index == 0 else f"and {name}" for index, name in enumerate(say_guards(first))]
     if conditions:
         conditions[0] = f"[{conditions[0]}"
         conditions[-1] = f"{conditions[-1]}]"
     if edge.not_from:
-        conditions.append(f"unless {_say_states(edge.not_from)}")
-    if edge.kinds != ALL_KINDS:
+        conditions.append(f"not from {_say_states(edge.not_from)}")
+    if edge.kinds != drawing.lifecycle.kinds:
         conditions.append(f"only {say_kinds(edge.kinds)}")
-    parts: list[tuple[str, list[str]]] = []
+    parts: list[tuple[str, list[Text]]] = []
     for found in edge.hooks:
-        unless = f" unless {_say_states(found.unless)}" if found.unless else ""
-        if not parts or parts[-1][0] != found.hook.kind.value:
-            parts.append((found.hook.kind.value, []))
-        parts[-1][1].append(found.hook.name + unless)
-    return Label(", ".join(edge.triggers), tuple(conditions), tuple((kind, tuple(names)) for kind, names in parts))
+        hook, mark = found.drawn.hook, found.drawn.mark
+        limit = f" not from {_say_states(found.not_from)}" if found.not_from else ""
+        if not parts or parts[-1][0] != hook.kind.value:
+            parts.append((hook.kind.value, []))
+        change = Change.NONE if mark.change is edge.mark.change is not Change.CHANGED else mark.change
+        parts[-1][1].append(Text(hook.name + limit, change))
+        parts[-1][1].extend(Text(line) for line in _say_mark(mark))
+    return Label(
+        Text(", ".join(edge.triggers), edge.mark.change),
+        tuple(conditions),
+        tuple(Part(kind, tuple(names)) for kind, names in parts),
+        _say_mark(edge.mark),
+    )
 
 
 def _fault_label(edge: FaultEdge) -> Label:
     """The trigger that accounts for the failure, and the points that fail, by operation."""
-    return Label(edge.fires or f"stays {edge.target.value}", (), tuple(edge.by_operation.items()), joint=".")
+    operations: dict[str, list[Text]] = {}
+    for point, mark in edge.points.items():
+        operation, _, op = point.partition(".")
+        operations.setdefault(operation, []).append(Text(op, mark.change))
+    conditions = (f"not from {_say_states(edge.not_from)}",) if edge.not_from else ()
+    changes = {mark.change for mark in edge.points.values()}
+    return Label(
+        Text(edge.fires or f"stays {edge.target.value}", changes.pop() if len(changes) == 1 else Change.NONE),
+        conditions,
+        tuple(Part(operation, tuple(names), joint=".") for operation, names in operations.items()),
+    )

@@ -10,19 +10,22 @@ from ctxcache.errors import ContractError
 from ctxcache.fsm import export
 from ctxcache.fsm.export.diagram import Format
 from ctxcache.fsm.export.picture import View
+from ctxcache.ids import ContextCacheDeploymentKind
 
 
-def diagram(chosen: Format, view: View, output: Path | None) -> None:
+def write_diagram(
+    chosen: Format, view: View, kind: ContextCacheDeploymentKind | None, diff: Path | None, output: Path | None
+) -> None:
     """Write the diagram to the file, or to standard output."""
     if output is not None:
         check_file(output)
-        content = export(chosen, output, view=view)
+        content = export(chosen, output, view=view, kind=kind, diff=diff)
         size = len(content.encode() if isinstance(content, str) else content)
         sys.stdout.write(f"wrote {output} ({chosen}, {size} bytes)\n")
         return
     if chosen == "png" and sys.stdout.isatty():
         raise ContractError("png is no text for a terminal; give --output FILE")
-    content = export(chosen, view=view)
+    content = export(chosen, view=view, kind=kind, diff=diff)
     if isinstance(content, str):
         sys.stdout.write(content)
     else:
