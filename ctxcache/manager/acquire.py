@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ctxcache.arguments import Int32s
+from ctxcache.arguments import Int32s, Words
 from ctxcache.errors import InvariantError
 from ctxcache.ids import AcquireStatus
 from ctxcache.jit import njit_in_place, njit_part
@@ -46,35 +46,47 @@ STALE, INSUFFICIENT = -2, -3
 
 
 class LeaseTerms(NamedTuple):
-    """What a lease gets beside what its plan reuses.
+    """What a lease is given. Compiled code gets it as a plain tuple, which it takes in faster, and names it again.
 
     Attributes:
+        num_reused: leading matched blocks that it shares.
+        num_paired: matched blocks that have to be paired still; 0 where drafts do not matter.
         base_demand: private base pages.
         draft_demand: private draft pages.
-        paired: it runs a paired draft.
-        checkpoints: it may make checkpoints.
+        record: row of the checkpoint to restore, or -1.
+        serial: its serial.
+        paired: 1 when it runs a paired draft.
+        checkpoints: 1 when it may make checkpoints.
     """
 
+    num_reused: int
+    num_paired: int
     base_demand: int
     draft_demand: int
-    paired: bool
-    checkpoints: bool
+    record: int
+    serial: int
+    paired: int
+    checkpoints: int
 
 
 def acquire_plan(table: LeaseTable, plan: ReusePlan) -> AcquireResult:
     """Turn a plan of this manager into a lease, whole or not at all."""
     proof: PlanProof = plan._proof  # noqa: SLF001 - its maker
-    mode = plan.execution_mode
+    matched, drafts, mode = proof.matched, proof.drafts, plan.execution_mode
     terms = LeaseTerms(
+        proof.num_reused,
+        proof.num_paired,
         plan.base_page_demand,
         plan.draft_page_demand,
-        runs_paired_draft(mode),
-        table.traits.may_make_checkpoints(mode),
+        proof.record,
+        proof.serial,
+        int(runs_paired_draft(mode)),
+        int(table.traits.may_make_checkpoints(mode)),
     )
-    table.ensure_room(proof.num_reused + terms.base_demand, proof.drafts.size + terms.draft_demand, new_row=True)
+    table.ensure_room(terms.num_reused + terms.base_demand, drafts.size + terms.draft_demand, new_row=True)
     lease = table.next_handle()
     try:
-        row = acquire_lease(table.cache, table.arrays, proof, terms)
+        row = acquire_lease(table.cache, table.arrays, matched, proof.last_key, drafts, tuple(terms))
         if row >= 0:
             return AcquireResult(lease, AcquireStatus.ACQUIRED, plan)
     except BaseException:  # an interrupt: the caller gets no handle, so nobody else could release it
@@ -85,15 +97,21 @@ def acquire_plan(table: LeaseTable, plan: ReusePlan) -> AcquireResult:
 
 
 @njit_in_place
-def acquire_lease(cache: CacheArrays, leases: LeaseArrays, proof: PlanProof, terms: LeaseTerms) -> int:
-    """Lease what a plan names; return the row, or `STALE` or `INSUFFICIENT` with nothing changed."""
-    checkpoint, drafts = proof.record, proof.drafts
+def acquire_lease(
+    cache: CacheArrays, leases: LeaseArrays, matched: Int32s, last_key: Words, drafts: Int32s, given: tuple[int, ...]
+) -> int:
+    """Lease what a plan names; return the row, or `STALE` or `INSUFFICIENT` with nothing changed.
+
+    `matched`, `last_key` and `drafts` are the plan's proof; `given` are `LeaseTerms`.
+    """
+    terms = LeaseTerms(*given)
+    checkpoint = terms.record
     if checkpoint >= 0:
-        if cache.serial[checkpoint] != proof.serial:
+        if cache.serial[checkpoint] != terms.serial:
             return STALE
-    elif not _still_matches(cache, proof):
+    elif not _still_matches(cache, matched, last_key, drafts, terms.num_paired):
         return STALE
-    shared = proof.matched[: proof.num_reused]
+    shared = matched[: terms.num_reused]
     if not (_fits(cache, BASE, shared, terms.base_demand) and _fits(cache, DRAFT, drafts, terms.draft_demand)):
         return INSUFFICIENT
 
@@ -117,8 +135,8 @@ def acquire_lease(cache: CacheArrays, leases: LeaseArrays, proof: PlanProof, ter
             if slot >= 0:
                 pin(cache, RECURRENT + i, fields[RESTORED + i, row : row + 1])
         touch(cache, checkpoint)
-    elif proof.matched.size > 0:
-        touch(cache, _record_that_was_hit(cache, proof.matched, proof.num_paired))
+    elif matched.size > 0:
+        touch(cache, _record_that_was_hit(cache, matched, terms.num_paired))
 
     # What matched is pinned: now eviction may take whatever else is least recently used.
     if not make_room(cache, leases, (terms.base_demand, terms.draft_demand, 0, 0)):
@@ -134,16 +152,11 @@ def acquire_lease(cache: CacheArrays, leases: LeaseArrays, proof: PlanProof, ter
 
 
 @njit_part
-def _still_matches(cache: CacheArrays, proof: PlanProof) -> bool:
-    matched, node = proof.matched, cache.node
+def _still_matches(cache: CacheArrays, matched: Int32s, last_key: Words, drafts: Int32s, num_paired: int) -> bool:
     if matched.size == 0:
         return True
-    last = matched[matched.size - 1]
-    if (
-        cache.resource[CACHE_REFS, last] == 0
-        or cache.key[last, 0] != proof.last_key[0]
-        or cache.key[last, 1] != proof.last_key[1]
-    ):
+    node, last = cache.node, matched[matched.size - 1]
+    if cache.resource[CACHE_REFS, last] == 0 or cache.key[last, 0] != last_key[0] or cache.key[last, 1] != last_key[1]:
         return False
     # The key names the whole prefix; what may differ is which pages are canonical for it now.
     for i in range(matched.size - 1, 0, -1):
@@ -151,11 +164,11 @@ def _still_matches(cache: CacheArrays, proof: PlanProof) -> bool:
             return False
     if node[PARENT, matched[0]] >= 0:
         return False
-    if proof.num_paired > 0:
-        if count_paired(node, matched) < proof.num_paired:
+    if num_paired > 0:
+        if count_paired(node, matched) < num_paired:
             return False
-        for i in range(proof.drafts.size):
-            if node[PAIR_PAGE, matched[i + 1]] != proof.drafts[i]:
+        for i in range(drafts.size):
+            if node[PAIR_PAGE, matched[i + 1]] != drafts[i]:
                 return False
     return True
 

@@ -128,7 +128,7 @@ def _count(
     draft = _NO_TARGETS
     if draft_page_targets is not None:
         draft = as_rows("draft_page_targets", draft_page_targets, rows.size)
-    count = count_growth(table.arrays.fields, table.cache.state, rows, base, draft)
+    count = GrowthCount(*count_growth(table.arrays.fields, table.cache.state, rows, base, draft))
     if count.bad_position >= 0:
         raise ContractError(
             f"lease_rows[{count.bad_position}] is {int(rows[count.bad_position])}: no live lease, named before, or a lease "
@@ -150,8 +150,8 @@ def _page_growth(out: Int32s, num_rows: int) -> PageGrowth:
 @njit_in_place
 def count_growth(
     fields: Int32s, state: Int64s, rows: Int32s, base_targets: Int32s, draft_targets: Int32s
-) -> GrowthCount:
-    """Count what growth to the targets takes, up to the first bad row."""
+) -> tuple[int, int, int, int, int, int, int]:
+    """Count what growth to the targets takes, up to the first bad row; return a `GrowthCount`."""
     base_rows, base_pages, widest_base = 0, 0, 0
     draft_rows, draft_pages, widest_draft = 0, 0, 0
     bad_position = -1
@@ -177,7 +177,7 @@ def count_growth(
                 draft_rows += 1
                 draft_pages += more
                 widest_draft = max(widest_draft, draft_targets[i])
-    return GrowthCount(base_rows, base_pages, draft_rows, draft_pages, widest_base, widest_draft, bad_position)
+    return base_rows, base_pages, draft_rows, draft_pages, widest_base, widest_draft, bad_position
 
 
 @njit_in_place

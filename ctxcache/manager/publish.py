@@ -77,7 +77,7 @@ _BLOCKS_AHEAD = 8  # between asking for a slot's memory and writing there
 
 
 class Offer(NamedTuple):
-    """What a lease offers to the cache.
+    """What a lease offers to the cache. Compiled code gets it as a plain tuple, which it takes in faster, and names it again.
 
     Attributes:
         row: of the lease.
@@ -132,13 +132,13 @@ def publish_offer(table: LeaseTable, records: RecordViews, keys: Words, offer: O
     fields, blocks = table.arrays.fields, offer.num_blocks
     keys = as_keys(keys, max(blocks, int(fields[KNOWN, offer.row])))
     path = np.empty(blocks, np.int32)
-    answer, record, serial = publish_endpoint(table.cache, table.arrays, keys, exact, offer, path)
-    if answer < 0:
-        raise ContractError(f"publication of {blocks} blocks refused: {_REFUSALS[answer]}")
-    kept = table.cache.serial[record] == serial
+    made = Publication(*publish_endpoint(table.cache, table.arrays, keys, exact, tuple(offer), path))
+    if made.answer < 0:
+        raise ContractError(f"publication of {blocks} blocks refused: {_REFUSALS[made.answer]}")
+    kept = table.cache.serial[made.record] == made.serial
     return PublishResult(
-        status=PublishStatus.EXISTING_RECORD if answer == FOUND else PublishStatus.PUBLISHED,
-        record=records.view(record) if kept else None,
+        status=PublishStatus.EXISTING_RECORD if made.answer == FOUND else PublishStatus.PUBLISHED,
+        record=records.view(made.record) if kept else None,
         canonical_base_pages=path,
         published_full_block_count=int(fields[PUBLISHED, offer.row]),
     )
@@ -146,9 +146,9 @@ def publish_offer(table: LeaseTable, records: RecordViews, keys: Words, offer: O
 
 @njit_in_place
 def publish_endpoint(
-    cache: CacheArrays, leases: LeaseArrays, keys: Words, exact: Words, offer: Offer, path: Int32s
-) -> Publication:
-    """Publish a lease's leading full blocks and record their end.
+    cache: CacheArrays, leases: LeaseArrays, keys: Words, exact: Words, offered: tuple[int, ...], path: Int32s
+) -> tuple[int, int, int]:
+    """Publish a lease's leading full blocks and record their end; return a `Publication`.
 
     Args:
         cache: the cache.
@@ -156,9 +156,10 @@ def publish_endpoint(
         keys: of the sequence's blocks, at least as many as are published and as the lease is known to have.
         exact: exact-prefix digest of a checkpoint, two words, and the key of its last full block (zeros before the
             first), two words; ignored without a checkpoint.
-        offer: what is published.
+        offered: what is published, an `Offer`.
         path: `int32[num_blocks]`, receives the canonical pages. Meaningless after a refusal.
     """
+    offer = Offer(*offered)
     check_row(leases, offer.row)
     row, blocks, fields = offer.row, offer.num_blocks, leases.fields
     if fields[KNOWN, row] > fields[NUM_BASE, row] or max(blocks, fields[KNOWN, row]) > keys.shape[0]:
@@ -181,7 +182,7 @@ def publish_endpoint(
         _note_straddling(cache, leases, row, path, offer.num_draft_blocks)
         serial = cache.serial[record]
         evict_beyond(cache, cache.state[MAX_RECORDS])
-    return Publication(answer, record, serial)
+    return answer, record, serial
 
 
 @njit_part
