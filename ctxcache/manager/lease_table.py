@@ -149,6 +149,8 @@ class LeaseTable:
         row = int(state[FREE_LEASE])
         if row < 0:
             row = int(state[FRESH_LEASES])
+        if self.arrays.fields[LIVE, row] != 0:
+            raise InvariantError(f"lease row {row} is to be given out, and is out already")
         return CacheRequestLease(self, row, int(self.arrays.fields[GENERATION, row]))
 
     def take_back(self, lease: CacheRequestLease) -> None:

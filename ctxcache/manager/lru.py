@@ -62,12 +62,12 @@ def new_record(cache: CacheArrays, endpoint: int) -> int:
     made = state[FREE_RECORD]
     if made < 0 or cache.serial[made] != 0:
         raise InvariantError("a record is made without a free one")
+    _sweep(cache)
     state[FREE_RECORD] = cache.record[NEWER, made]
     state[NUM_RECORDS] += 1
     state[LAST_SERIAL] += 1
     cache.serial[made] = state[LAST_SERIAL]
     cache.record[ENDPOINT, made] = endpoint
-    _sweep(cache)
     _link_newest(cache, made)
     # The list of records that end at one block, or before the first one, begins with it.
     first = cache.resource[FIRST_RECORD, endpoint] if endpoint >= 0 else state[ROOT_RECORD]
@@ -223,8 +223,6 @@ def oldest_evictable(cache: CacheArrays, kind: int) -> int:
 def _link_newest(cache: CacheArrays, used: int) -> None:
     state, record = cache.state, cache.record
     place = state[RECENCY_END]
-    if place < 0 or place >= cache.recency.size:
-        raise InvariantError("the LRU order has no place left")
     last = state[NEWEST_RECORD]
     record[OLDER, used] = last
     record[NEWER, used] = -1
@@ -256,7 +254,7 @@ def _unlink(cache: CacheArrays, gone: int) -> None:
 
 @njit_part
 def _sweep(cache: CacheArrays) -> None:
-    """Go on moving records down into the gaps."""
+    """Go on moving records down into the gaps, so that there is a place for the use that comes next."""
     state, recency, leaf = cache.state, cache.recency, cache.state[FIRST_LEAF]
     at, settled = state[SWEPT], state[SETTLED]
     if settled < 0 or settled > at or at > state[RECENCY_END] or state[RECENCY_END] > recency.size:
@@ -279,6 +277,8 @@ def _sweep(cache: CacheArrays) -> None:
         at += 1
     state[SWEPT] = at
     state[SETTLED] = settled
+    if state[RECENCY_END] >= recency.size:
+        raise InvariantError("the LRU order has no place left")
 
 
 @njit_part
