@@ -25,7 +25,6 @@ from ctxcache.manager.pools import let_go, take
 
 Case = Callable[[Memory], Callable[[], object]]
 CASES: list[tuple[str, Kind, Case]] = []
-NEW = run_of("n", 14)
 
 
 def guard(message: str, kind: Kind = Kind.VANILLA) -> Callable[[Case], Case]:
@@ -36,34 +35,6 @@ def guard(message: str, kind: Kind = Kind.VANILLA) -> Callable[[Case], Case]:
         return case
 
     return register
-
-
-def clear(m: Memory) -> Callable[[], object]:
-    """Evicting everything, once the lease is gone."""
-    m.runtime.release(m.lease)
-    return m.manager.clear
-
-
-def begin(m: Memory, tokens: list[int] = NEW) -> Callable[[], object]:
-    """A new lease, planned before anything is spoilt."""
-    plan = m.runtime.plan(tokens)
-    return lambda: m.manager.acquire(plan)
-
-
-def publish(m: Memory) -> tuple[Callable[[], object], int, list[int]]:
-    """The first publication of a new lease; with its row and pages."""
-    lease = m.runtime.begin(NEW, bypass=True)
-    return lambda: m.manager.publish(lease, keys_of(NEW), len(NEW)), lease.row, lease.base_pages.tolist()
-
-
-def grow(m: Memory, pages: int = 2) -> Callable[[], object]:
-    """Growth of the lease."""
-    return lambda: m.manager.grow(m.lease, pages)
-
-
-def until_full(m: Memory) -> Callable[[], object]:
-    """Growth that must evict."""
-    return grow(m, int(m.state[c.FREE + c.BASE]) + 1)
 
 
 # Pools
@@ -77,19 +48,19 @@ def more_is_taken_than_is_free(m):
 @guard("that somebody holds was on the free list")
 def a_cached_page_is_free(m):
     m.resource[c.FREE_STACK, m.state[c.FREE + c.BASE] - 1] = m.leaf
-    return grow(m)
+    return m.grow()
 
 
 @guard("pinned that the cache does not hold")
 def a_matched_page_is_not_cached(m):
-    operation = begin(m, run_of("a", 14))
+    operation = m.begin(run_of("a", 14))
     m.resource[c.CACHE_REFS, m.trunk] = 0
     return operation
 
 
 @guard("more resources are pinned than were idle")
 def no_page_is_idle(m):
-    operation = begin(m, run_of("c", 9))
+    operation = m.begin(run_of("c", 9))
     m.state[c.IDLE + c.BASE] = 0
     return operation
 
@@ -108,7 +79,7 @@ def every_page_is_free(m):
 
 @guard("lets go of a resource that it does not hold", Kind.HYBRID)
 def a_snapshot_is_not_cached(m):
-    operation = clear(m)
+    operation = m.clear()
     m.resource[c.CACHE_REFS, m.at(c.RECURRENT, int(m.record[c.RECURRENT_SLOT, m.oldest]))] = 0
     return operation
 
@@ -128,7 +99,7 @@ def a_reserved_slot_has_no_reference(m):
 
 @guard("reclaimed of a pool that has none idle")
 def nothing_is_idle_at_the_end(m):
-    operation = clear(m)
+    operation = m.clear()
     m.state[c.IDLE + c.BASE] = 0
     return operation
 
@@ -139,18 +110,18 @@ def nothing_is_idle_at_the_end(m):
 @guard("not there is evicted")
 def the_next_to_go_has_no_place(m):
     m.recency[m.record[c.RECENCY_PLACE, m.oldest]] = -1
-    return until_full(m)
+    return m.until_full()
 
 
 @guard("not there is evicted")
 def a_dead_record_is_next(m):
     m.cache.serial[m.oldest] = 0
-    return until_full(m)
+    return m.until_full()
 
 
 @guard("not there is evicted")
 def nobody_is_the_oldest(m):
-    operation = clear(m)
+    operation = m.clear()
     m.state[c.OLDEST_RECORD] = -1
     return operation
 
@@ -167,42 +138,42 @@ def no_record_is_used(m):
 
 @guard("without a free one")
 def no_record_is_free(m):
-    operation, _, _ = publish(m)
+    operation, _, _ = m.publish()
     m.state[c.FREE_RECORD] = -1
     return operation
 
 
 @guard("without a free one")
 def a_live_record_is_free(m):
-    operation, _, _ = publish(m)
+    operation, _, _ = m.publish()
     m.state[c.FREE_RECORD] = m.oldest
     return operation
 
 
 @guard("not at its place in the LRU order")
 def a_place_is_far_outside(m):
-    operation = begin(m, run_of("c", 9))
+    operation = m.begin(run_of("c", 9))
     m.record[c.RECENCY_PLACE, m.resource[c.FIRST_RECORD, m.path(m.order[1])[-1]]] = 1 << 20
     return operation
 
 
 @guard("not at its place in the LRU order")
 def a_place_is_negative(m):
-    operation = begin(m, run_of("c", 9))
+    operation = m.begin(run_of("c", 9))
     m.record[c.RECENCY_PLACE, m.order[1]] = -1
     return operation
 
 
 @guard("has no place left")
 def the_order_of_use_is_full(m):
-    operation = begin(m, run_of("c", 9))
+    operation = m.begin(run_of("c", 9))
     m.state[c.RECENCY_END] = m.recency.size
     return operation
 
 
 @guard("the sweep of the LRU order is outside of it")
 def the_sweep_went_too_far(m):
-    operation = begin(m, run_of("c", 9))
+    operation = m.begin(run_of("c", 9))
     m.state[c.SWEPT] = m.state[c.RECENCY_END] + 1
     return operation
 
@@ -210,7 +181,7 @@ def the_sweep_went_too_far(m):
 @guard("behind the end of the LRU order is marked")
 def the_order_of_use_is_empty(m):
     m.state[c.RECENCY_END] = 0
-    return until_full(m)
+    return m.until_full()
 
 
 # Index and tree
@@ -218,7 +189,7 @@ def the_order_of_use_is_empty(m):
 
 @guard("taken out of an index that does not hold it")
 def a_block_is_not_indexed(m):
-    operation = clear(m)
+    operation = m.clear()
     remove(m.cache.key, m.cache.slot, m.path(m.oldest)[-1])
     return operation
 
@@ -227,7 +198,7 @@ def a_block_is_not_indexed(m):
 def a_lookup_finds_no_end(m):
     slots = m.cache.slot[:-1]
     slots[slots < 0] = slots.max()
-    return lambda: m.runtime.plan(NEW)
+    return lambda: m.runtime.plan(Memory.NEW)
 
 
 @guard("no empty slot")
@@ -244,28 +215,28 @@ def a_block_with_children_goes(m):
 
 @guard("is taken out")
 def the_tree_is_empty(m):
-    operation = clear(m)
+    operation = m.clear()
     m.state[c.NUM_NODES] = 0
     return operation
 
 
 @guard("hung into the tree twice")
 def the_tree_is_full(m):
-    operation, _, _ = publish(m)
+    operation, _, _ = m.publish()
     m.state[c.NUM_NODES] = m.node.shape[1]
     return operation
 
 
 @guard("is not the cache's")
 def an_indexed_page_is_cached_twice(m):
-    operation = clear(m)
+    operation = m.clear()
     m.resource[c.CACHE_REFS, m.path(m.oldest)[-1]] = 2
     return operation
 
 
 @guard("its own ancestor")
 def a_path_goes_in_a_circle(m):
-    operation = begin(m, run_of("a", 6))
+    operation = m.begin(run_of("a", 6))
     m.node[c.NEWEST] = -1
     m.resource[c.FIRST_RECORD, m.path(m.newest)] = -1
     m.node[c.FIRST_CHILD, m.leaf] = m.trunk
@@ -277,7 +248,7 @@ def a_path_goes_in_a_circle(m):
 
 @guard("is out already")
 def a_live_row_is_free(m):
-    operation = begin(m)
+    operation = m.begin()
     m.state[c.FREE_LEASE] = m.lease.row
     return operation
 
@@ -328,21 +299,21 @@ def half_a_reservation_is_left(m):
 
 @guard("publishes a page that is not its own")
 def a_private_page_is_cached(m):
-    operation, _, pages = publish(m)
+    operation, _, pages = m.publish()
     m.resource[c.CACHE_REFS, pages[1]] = 1
     return operation
 
 
 @guard("publishes a page that is not its own")
 def a_private_page_is_not_leased(m):
-    operation, _, pages = publish(m)
+    operation, _, pages = m.publish()
     m.resource[c.LEASE_REFS, pages[1]] = 0
     return operation
 
 
 @guard("publishes a page that is not its own")
 def a_private_page_is_none(m):
-    operation, row, _ = publish(m)
+    operation, row, _ = m.publish()
     m.leases.base_pages[row, 1] = -1
     return operation
 
@@ -358,21 +329,21 @@ def a_lease_knows_too_much(m):
 
 @guard("without a draft path gives one up", Kind.EAGLE)
 def a_draft_path_has_no_last_page(m):
-    operation = clear(m)
+    operation = m.clear()
     m.record[c.LAST_DRAFT_PAGE, m.oldest] = -1
     return operation
 
 
 @guard("needed less often than never", Kind.EAGLE)
 def a_draft_page_is_needed_by_nobody(m):
-    operation = clear(m)
+    operation = m.clear()
     m.node[c.PAIR_COUNT, m.path(m.oldest)[-1]] = 0
     return operation
 
 
 @guard("goes on before the first block", Kind.EAGLE)
 def a_draft_path_is_shorter_than_that(m):
-    operation = clear(m)
+    operation = m.clear()
     m.record[c.NUM_BLOCKS, m.oldest] = 9
     return operation
 
@@ -404,7 +375,7 @@ def test_a_lease_that_was_not_had_holds_nothing() -> None:
 def test_a_publication_that_fails_says_so_before_it_counts(spoilt: int) -> None:
     """A publication that meets a broken rule is no publication: no counter moves, no record is made."""
     m = Memory(Kind.VANILLA)
-    operation, _, _ = publish(m)
+    operation, _, _ = m.publish()
     before, records = m.manager.counters(), len(m.manager.records)
     m.state[spoilt] = -1 if spoilt == c.FREE_RECORD else m.node.shape[1]
     with pytest.raises(InvariantError):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ContextCacheExecutionMode as Mode
 from ctxcache.manager import layout as c
-from support.manager import Runtime, run_of
+from support.manager import Runtime, keys_of, run_of
 
+Operation = Callable[[], object]
 MODES = {Kind.VANILLA: Mode.VANILLA, Kind.EAGLE: Mode.EAGLE, Kind.HYBRID: Mode.VANILLA}
 
 
@@ -76,3 +79,34 @@ class Memory:
     def at(self, kind: int, resource: int) -> int:
         """Column of a resource in `CacheArrays.resource`."""
         return int(self.state[c.OFFSET + kind]) + resource
+
+    # Operations, to be called once something is spoilt
+
+    NEW = run_of("n", 14)
+
+    def clear(self) -> Operation:
+        """Evicting everything, once the lease is gone."""
+        self.runtime.release(self.lease)
+        return self.manager.clear
+
+    def begin(self, tokens: list[int] = NEW) -> Operation:
+        """A new lease, planned before anything is spoilt."""
+        plan = self.runtime.plan(tokens)
+        return lambda: self.manager.acquire(plan)
+
+    def publish(self) -> tuple[Operation, int, list[int]]:
+        """The first publication of a new lease; with its row and pages."""
+        lease = self.runtime.begin(self.NEW, bypass=True)
+        return (
+            lambda: self.manager.publish(lease, keys_of(self.NEW), len(self.NEW)),
+            lease.row,
+            lease.base_pages.tolist(),
+        )
+
+    def grow(self, pages: int = 2) -> Operation:
+        """Growth of the lease."""
+        return lambda: self.manager.grow(self.lease, pages)
+
+    def until_full(self) -> Operation:
+        """Growth that must evict."""
+        return self.grow(int(self.state[c.FREE + c.BASE]) + 1)
