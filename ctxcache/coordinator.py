@@ -44,7 +44,7 @@ from ctxcache.request.owner import Custody, close, end_of_life, serialised
 from ctxcache.request.page_sanitizer import NoSanitizer, PageSanitizer
 from ctxcache.request.publication_policy import choose_publication
 from ctxcache.request.request import BoundaryCopy, PendingCompaction, Request
-from ctxcache.request.validation import AdmissionRules, CheckedAdmission, read_mapping
+from ctxcache.request.validation import AdmissionRules, read_mapping
 from ctxcache.session import CoordinatorSession
 
 
@@ -140,28 +140,27 @@ class ContextCacheCoordinator:
             ContractError: a bad argument, or the coordinator is shut down. Nothing has changed.
         """
         self._require_own_stream(stream)
-        checked = self._rules.read(admission, headroom)
+        checked = self._rules.read_admission(admission, headroom)
         self._custody.reap()
         refusal = self._custody.refusal()
-        return self._admit(checked) if refusal is None else BeginRequestResult(refusal)
-
-    def _admit(self, admission: CheckedAdmission) -> BeginRequestResult:
+        if refusal is not None:
+            return BeginRequestResult(refusal)
         try:
-            acquisition = self._acquirer.acquire(admission)
+            acquisition = self._acquirer.acquire(checked)
             if acquisition is None:
                 return BeginRequestResult(Status.REQUEST_FAILED)
             batch = Batch(
-                admission,
+                checked,
                 acquisition.sequences,
                 max_tokens=self._binding.row_pages * self._tokens_per_page,
                 tokens_per_page=self._tokens_per_page,
             )
-            policy = choose_publication(self._kind, admission.execution_mode, publishes=batch.publishes)
+            policy = choose_publication(self._kind, batch.execution_mode, publishes=batch.publishes)
             publication = policy(self._manager, self._tokens_per_page, self._counters, self._identities)
             request = Request(batch, publication, self._binding.link)
             handle = RequestHandle(self, self._custody, request)
             result = BeginRequestResult(Status.OK, AdmissionResult(handle, batch.reuse_lengths.tolist()))
-            self._acquirer.count(acquisition, bypass=admission.bypass)
+            self._acquirer.count(acquisition, bypass=not batch.publishes)
             self._custody.active = request
         except BaseException:  # out of host memory, or interrupted: nobody holds a handle, so nobody else can release
             self._custody.active = None
@@ -582,7 +581,7 @@ class ContextCacheCoordinator:
         Raises:
             ContractError: as for `begin_request`.
         """
-        checked = self._rules.read(admission)
+        checked = self._rules.read_admission(admission)
         return [
             explain_match(
                 index,
