@@ -11,20 +11,12 @@ from ctxcache.arguments import Int32s, Words, as_flag, as_integer, as_keys, chec
 from ctxcache.errors import ContractError
 from ctxcache.ids import ContextCacheExecutionMode, MissReason, ReusePlanKind, SpecReplayMode
 from ctxcache.jit import njit_in_place
+from ctxcache.manager import layout as c
 from ctxcache.manager.block_index import find_deepest
 from ctxcache.manager.block_tree import write_path
 from ctxcache.manager.checkpoints import check_exact_keys, find_checkpoint, list_lengths
 from ctxcache.manager.draft_pages import count_paired, write_draft_path
-from ctxcache.manager.layout import (
-    EXACT_LENGTH,
-    GHOSTS,
-    NUM_BLOCKS,
-    NUM_RECORDS,
-    PAIR_PAGE,
-    PARTIAL_SLOT,
-    RECURRENT_SLOT,
-    CacheArrays,
-)
+from ctxcache.manager.layout import CacheArrays
 from ctxcache.manager.results import HybridCheckpointKey, MatchResult, ReusePlan
 from ctxcache.manager.traits import DeploymentTraits, runs_paired_draft
 
@@ -49,7 +41,7 @@ def match_blocks(cache: CacheArrays, keys: Words, num_blocks: int, path: Int32s,
         return matched, 0
     num_paired = count_paired(cache.node, path[:matched])
     for i in range(num_paired - 1):
-        drafts[i] = cache.node[PAIR_PAGE, path[i + 1]]
+        drafts[i] = cache.node[c.PAIR_PAGE, path[i + 1]]
     return matched, num_paired
 
 
@@ -212,13 +204,13 @@ def _checkpoint_plan(cache: CacheArrays, request: PlanRequest, owner: object) ->
     if record < 0:
         return _cold_plan(request, owner)
     # Tokens of the input: [0, blocks * P) in shared pages | [.., length) in the partial snapshot, if any | [length, n) computed
-    length, blocks = int(cache.record[EXACT_LENGTH, record]), int(cache.record[NUM_BLOCKS, record])
+    length, blocks = int(cache.record[c.EXACT_LENGTH, record]), int(cache.record[c.NUM_BLOCKS, record])
     path = path[:blocks]
     shown = _shown(path)
     drafts = np.empty(blocks if request.paired else 0, np.int32)
     write_draft_path(cache, record, drafts)
     base_demand, draft_demand = _page_demands(request, blocks)
-    partial = int(cache.record[PARTIAL_SLOT, record])
+    partial = int(cache.record[c.PARTIAL_SLOT, record])
     return ReusePlan(
         kind=ReusePlanKind.STANDARD,
         execution_mode=request.mode,
@@ -231,7 +223,7 @@ def _checkpoint_plan(cache: CacheArrays, request: PlanRequest, owner: object) ->
         reused_draft_pages=_shown(drafts),
         base_page_demand=base_demand,
         draft_page_demand=draft_demand,
-        recurrent_snapshot_slot=int(cache.record[RECURRENT_SLOT, record]),
+        recurrent_snapshot_slot=int(cache.record[c.RECURRENT_SLOT, record]),
         partial_kv_snapshot_slot=partial if partial >= 0 else None,
         exact_checkpoint_length=length,
         spec_replay_mode=SpecReplayMode.NONE,
@@ -316,7 +308,7 @@ def _refuse_broken_chain(matched: int) -> None:
 
 def candidate_lengths(cache: CacheArrays, request: PlanRequest) -> Int32s:
     """Return the exact lengths below the input's at which a checkpoint may match, distinct and falling."""
-    lengths = np.empty(int(cache.state[NUM_RECORDS]), np.int32)
+    lengths = np.empty(int(cache.state[c.NUM_RECORDS]), np.int32)
     path = match_shared_blocks(cache, request)
     tokens_per_page = request.traits.tokens_per_page
     count = list_lengths(cache, path, request.keys, tokens_per_page, request.num_tokens, lengths)
@@ -343,7 +335,7 @@ def _count_indexed(cache: CacheArrays, request: PlanRequest) -> int:
 def _reason(cache: CacheArrays, request: PlanRequest, plan: ReusePlan, indexed: int) -> MissReason:
     if request.bypass:
         return MissReason.BYPASS
-    if cache.state[NUM_RECORDS] == 0 and not _first_unmatched_was_evicted(cache, request, indexed):
+    if cache.state[c.NUM_RECORDS] == 0 and not _first_unmatched_was_evicted(cache, request, indexed):
         return MissReason.EMPTY_CACHE
     if request.traits.has_checkpoints:
         return _checkpoint_reason(cache, request, plan, indexed)
@@ -384,4 +376,4 @@ def _first_unmatched_was_evicted(cache: CacheArrays, request: PlanRequest, index
 
 
 def _was_evicted(cache: CacheArrays, low: int) -> bool:
-    return low != 0 and int(cache.ghost[low % GHOSTS]) == low
+    return low != 0 and int(cache.ghost[low % c.GHOSTS]) == low
