@@ -67,7 +67,7 @@ def acquire_plan(table: LeaseTable, plan: ReusePlan) -> AcquireResult:
         row = acquire_lease(table.cache, table.arrays, matched, proof.last_key, drafts, tuple(terms))
         if row >= 0:
             return AcquireResult(lease, AcquireStatus.ACQUIRED, plan)
-    except BaseException:  # an interrupt: the caller gets no handle, so nobody else could release it
+    except BaseException:  # an interrupt, or a broken rule: the caller gets no handle, so nobody else could release it
         table.take_back(lease)
         raise
     status = AcquireStatus.STALE_PLAN if row == STALE else AcquireStatus.INSUFFICIENT_CAPACITY

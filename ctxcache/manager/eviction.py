@@ -32,7 +32,7 @@ def evict_record(cache: CacheArrays, gone: int) -> None:
             _drop_checkpoint(cache, gone)
     leave_endpoint(state, resource, record, gone)
     drop_record(cache, gone)
-    # The record's path, from its end upwards: [0, block] needed by a child or another record | (block, end] free, or leased
+    # Blocks of its path: [0, block] stay, for a child or another record | (block, end] go: free, or private to a lease
     while block >= 0 and node[c.FIRST_CHILD, block] < 0 and resource[c.FIRST_RECORD, block] < 0:
         ahead = node[c.PARENT, block]
         if ahead >= 0 and node[c.PARENT, ahead] >= 0:

@@ -163,8 +163,8 @@ def _attention_plan(cache: CacheArrays, request: PlanRequest, owner: object) -> 
     matched = num_paired if request.paired else indexed
     if matched == 0:
         return _cold_plan(request, owner)
-    # Blocks of the input: [0, reused) shared | [reused, matched) computed again | [matched, n / P] computed.
-    # A draft's state at the boundary depends on the token behind it, and the last token is computed for its logits.
+    # Blocks of the input: [0, reused) shared | [reused, matched) computed again, privately | [matched, n / P] computed
+    # One is computed again for a draft, whose state there depends on the token behind it, or for the logits of the last token.
     replays = request.mode is not ContextCacheExecutionMode.VANILLA
     rewinds = matched * request.traits.tokens_per_page == request.num_tokens
     reused = matched - 1 if replays or rewinds else matched
@@ -203,7 +203,8 @@ def _checkpoint_plan(cache: CacheArrays, request: PlanRequest, owner: object) ->
     record = _longest_checkpoint(cache, request, path)
     if record < 0:
         return _cold_plan(request, owner)
-    # Tokens of the input: [0, blocks * P) in shared pages | [.., length) in the partial snapshot, if any | [length, n) computed
+    # Tokens of the input: [0, blocks * P) in shared pages | [blocks * P, length) copied from the partial-KV snapshot
+    #                      [length, n) computed; the recurrent snapshot holds the state after [0, length)
     length, blocks = int(cache.record[c.EXACT_LENGTH, record]), int(cache.record[c.NUM_BLOCKS, record])
     path = path[:blocks]
     shown = _shown(path)

@@ -42,7 +42,7 @@ _REFUSALS = {
     SLOT_TAKEN: "the reserved slots hold a checkpoint published before; retire them and reserve again",
 }
 _NO_EXACT = np.zeros(4, np.uint64)
-_BLOCKS_AHEAD = 8  # between asking for a slot's memory and writing there
+_INSERTS_AHEAD = 8  # blocks between asking for a slot's memory and writing there
 
 
 class Offer(NamedTuple):
@@ -254,8 +254,8 @@ def _index_blocks(cache: CacheArrays, keys: Words, pages: Int32s) -> bool:
     sound = True
     while done < pages.size:
         page = pages[done]
-        if done + _BLOCKS_AHEAD < pages.size:
-            fetch_slot(slot, keys[done + _BLOCKS_AHEAD, 1])
+        if done + _INSERTS_AHEAD < pages.size:
+            fetch_slot(slot, keys[done + _INSERTS_AHEAD, 1])
         sound = (
             page >= 0
             and resource[c.CACHE_REFS, page] == 0
