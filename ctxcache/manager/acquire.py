@@ -52,7 +52,7 @@ def acquire_plan(table: LeaseTable, plan: ReusePlan) -> AcquireResult:
     proof: PlanProof = plan._proof  # noqa: SLF001 - its maker
     matched, drafts, mode = proof.matched, proof.drafts, plan.execution_mode
     terms = LeaseTerms(
-        proof.num_reused,
+        plan.reused_base_pages.size,
         proof.num_paired,
         plan.base_page_demand,
         plan.draft_page_demand,

@@ -48,12 +48,11 @@ def match_blocks(cache: CacheArrays, keys: Words, num_blocks: int, path: Int32s,
 class PlanProof(NamedTuple):
     """What `acquire` looks at again, to see whether a plan still holds. `-1`, 0 and no pages where nothing is reused.
 
-        matched blocks:  [0, num_reused) shared with the lease | [num_reused, matched) computed again
+        matched blocks:  [0, reused) shared with the lease | [reused, matched) computed again
 
     Attributes:
         last_key: `uint64[2]`, key of the last matched block.
         matched: canonical pages of the matched blocks. The plan shows the same memory, read-only.
-        num_reused: how many of them the lease shares.
         num_paired: how many of them have to be paired still; 0 where drafts do not matter.
         drafts: draft pages that the lease shares.
         record: row of the checkpoint to restore, or -1.
@@ -62,14 +61,13 @@ class PlanProof(NamedTuple):
 
     last_key: Words
     matched: Int32s
-    num_reused: int
     num_paired: int
     drafts: Int32s
     record: int
     serial: int
 
 
-_NOTHING_TO_PROVE = PlanProof(np.zeros(2, np.uint64), _NO_PAGES, 0, 0, _NO_PAGES, -1, 0)
+_NOTHING_TO_PROVE = PlanProof(np.zeros(2, np.uint64), _NO_PAGES, 0, _NO_PAGES, -1, 0)
 
 
 class PlanRequest(NamedTuple):
@@ -192,9 +190,7 @@ def _attention_plan(cache: CacheArrays, request: PlanRequest, owner: object) -> 
         exact_checkpoint_length=0,
         spec_replay_mode=SpecReplayMode.FULL_PAGE if replays else SpecReplayMode.NONE,
         _owner=owner,
-        _proof=PlanProof(
-            request.keys[matched - 1].copy(), path, reused, matched if request.paired else 0, drafts, -1, 0
-        ),
+        _proof=PlanProof(request.keys[matched - 1].copy(), path, matched if request.paired else 0, drafts, -1, 0),
     )
 
 
@@ -229,7 +225,7 @@ def _checkpoint_plan(cache: CacheArrays, request: PlanRequest, owner: object) ->
         exact_checkpoint_length=length,
         spec_replay_mode=SpecReplayMode.NONE,
         _owner=owner,
-        _proof=PlanProof(_NOTHING_TO_PROVE.last_key, path, blocks, 0, drafts, record, int(cache.serial[record])),
+        _proof=PlanProof(_NOTHING_TO_PROVE.last_key, path, 0, drafts, record, int(cache.serial[record])),
     )
 
 
