@@ -18,7 +18,7 @@ from ctxcache.manager.lru import touch
 from ctxcache.manager.planning import PlanProof
 from ctxcache.manager.pools import copy_pages, pin, take
 from ctxcache.manager.results import AcquireResult, ReusePlan
-from ctxcache.manager.traits import runs_paired_draft
+from ctxcache.manager.traits import PAIRED_MODES
 
 STALE, INSUFFICIENT = -2, -3
 
@@ -58,8 +58,8 @@ def acquire_plan(table: LeaseTable, plan: ReusePlan) -> AcquireResult:
         plan.draft_page_demand,
         proof.record,
         proof.serial,
-        int(runs_paired_draft(mode)),
-        int(table.traits.may_make_checkpoints(mode)),
+        1 if mode in PAIRED_MODES else 0,
+        1 if mode in table.traits.checkpoint_modes else 0,
     )
     table.ensure_room(terms.num_reused + terms.base_demand, drafts.size + terms.draft_demand, new_row=True)
     lease = table.next_handle()

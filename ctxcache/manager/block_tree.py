@@ -30,8 +30,6 @@ def write_path(node: Int32s, deepest: int, path: Int32s) -> bool:
 @njit_in_place
 def link(state: Int64s, node: Int32s, child: int, parent: int) -> None:
     """Make `child`, which has no children, a child of `parent` (-1: a first block)."""
-    if state[c.NUM_NODES] >= node.shape[1] or child == parent:
-        raise InvariantError("a block is hung into the tree twice, or below itself")
     state[c.NUM_NODES] += 1
     node[c.PARENT, child] = parent
     node[c.FIRST_CHILD, child] = -1

@@ -18,7 +18,7 @@ from ctxcache.manager.checkpoints import check_exact_keys, find_checkpoint, list
 from ctxcache.manager.draft_pages import count_paired, write_draft_path
 from ctxcache.manager.layout import CacheArrays
 from ctxcache.manager.results import HybridCheckpointKey, MatchResult, ReusePlan
-from ctxcache.manager.traits import DeploymentTraits, runs_paired_draft
+from ctxcache.manager.traits import PAIRED_MODES, DeploymentTraits
 
 _NO_PAGES = np.empty(0, np.int32)
 _NO_PAGES_SHOWN = np.empty(0, np.int32)
@@ -113,23 +113,22 @@ def read_request(
     exact_keys: Iterable[HybridCheckpointKey] = (),
 ) -> PlanRequest:
     """Check what a caller asks to plan; `ContractError` says what is wrong."""
-    kind = traits.kind.name
     check_member("mode", mode, ContextCacheExecutionMode)
     if mode not in traits.modes:
         served = ", ".join(served.name for served in traits.modes)
-        raise ContractError(f"mode is {mode.name}; a {kind} deployment serves {served}")
+        raise ContractError(f"mode is {mode.name}; a {traits.kind.name} deployment serves {served}")
     num_tokens = as_integer("num_tokens", num_tokens, 1)
     draft_extra_tokens = as_integer("draft_extra_tokens", draft_extra_tokens)
-    paired = runs_paired_draft(mode)
+    paired = mode in PAIRED_MODES
     if draft_extra_tokens and not paired:
         raise ContractError(
             f"draft_extra_tokens is {draft_extra_tokens}, but {mode.name} runs no paired draft; leave it 0"
         )
     # What can make no checkpoint can use none either.
-    cold = as_flag("bypass", bypass) or (traits.has_checkpoints and not traits.may_make_checkpoints(mode))
+    cold = as_flag("bypass", bypass) or (traits.has_checkpoints and mode not in traits.checkpoint_modes)
     exact = check_exact_keys(exact_keys)
     if exact and not traits.has_checkpoints:
-        raise ContractError(f"exact_keys has entries, but a {kind} deployment has no checkpoints")
+        raise ContractError(f"exact_keys has entries, but a {traits.kind.name} deployment has no checkpoints")
     return PlanRequest(
         traits=traits,
         keys=as_keys(keys, 0 if cold else num_tokens // traits.tokens_per_page),

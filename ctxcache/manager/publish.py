@@ -185,6 +185,8 @@ def _publish(
         standing = cache.resource[c.FIRST_RECORD, tip]
     if standing < 0 and cache.state[c.FREE_RECORD] < 0:
         raise InvariantError("a record is to be made without a free one")
+    if cache.state[c.NUM_NODES] + blocks - matched > cache.key.shape[0]:
+        raise InvariantError("more blocks are to be indexed than there are pages")
 
     # New blocks.
     new_pages = leases.base_pages[row, matched:blocks]
