@@ -8,39 +8,17 @@ from ctxcache.arguments import Int32s, Words
 from ctxcache.errors import InvariantError
 from ctxcache.ids import AcquireStatus
 from ctxcache.jit import njit_in_place, njit_part
+from ctxcache.manager import layout as c
 from ctxcache.manager.block_tree import newest_through
 from ctxcache.manager.draft_pages import count_paired, newest_paired_through
 from ctxcache.manager.eviction import make_room
-from ctxcache.manager.layout import (
-    BASE,
-    CACHE_REFS,
-    CHECKPOINTS_ALLOWED,
-    DRAFT,
-    FIRST_RECORD,
-    FREE,
-    IDLE,
-    KNOWN,
-    LEASE_REFS,
-    NUM_BASE,
-    NUM_BLOCKS,
-    NUM_DRAFT,
-    NUM_PAIRED_BLOCKS,
-    OFFSET,
-    PAIR_PAGE,
-    PAIRED,
-    PARENT,
-    RECURRENT,
-    RECURRENT_SLOT,
-    RESTORED,
-    CacheArrays,
-    LeaseArrays,
-)
+from ctxcache.manager.layout import CacheArrays, LeaseArrays
 from ctxcache.manager.lease_table import LeaseTable, open_row
 from ctxcache.manager.lru import touch
 from ctxcache.manager.planning import PlanProof
 from ctxcache.manager.pools import copy_pages, pin, take
 from ctxcache.manager.results import AcquireResult, ReusePlan
-from ctxcache.manager.traits import runs_paired_draft
+from ctxcache.manager.traits import PAIRED_MODES
 
 STALE, INSUFFICIENT = -2, -3
 
@@ -74,14 +52,14 @@ def acquire_plan(table: LeaseTable, plan: ReusePlan) -> AcquireResult:
     proof: PlanProof = plan._proof  # noqa: SLF001 - its maker
     matched, drafts, mode = proof.matched, proof.drafts, plan.execution_mode
     terms = LeaseTerms(
-        proof.num_reused,
+        plan.reused_base_pages.size,
         proof.num_paired,
         plan.base_page_demand,
         plan.draft_page_demand,
         proof.record,
         proof.serial,
-        int(runs_paired_draft(mode)),
-        int(table.traits.may_make_checkpoints(mode)),
+        1 if mode in PAIRED_MODES else 0,
+        1 if mode in table.traits.checkpoint_modes else 0,
     )
     table.ensure_room(terms.num_reused + terms.base_demand, drafts.size + terms.draft_demand, new_row=True)
     lease = table.next_handle()
@@ -89,7 +67,7 @@ def acquire_plan(table: LeaseTable, plan: ReusePlan) -> AcquireResult:
         row = acquire_lease(table.cache, table.arrays, matched, proof.last_key, drafts, tuple(terms))
         if row >= 0:
             return AcquireResult(lease, AcquireStatus.ACQUIRED, plan)
-    except BaseException:  # an interrupt: the caller gets no handle, so nobody else could release it
+    except BaseException:  # an interrupt, or a broken rule: the caller gets no handle, so nobody else could release it
         table.take_back(lease)
         raise
     status = AcquireStatus.STALE_PLAN if row == STALE else AcquireStatus.INSUFFICIENT_CAPACITY
@@ -112,7 +90,7 @@ def acquire_lease(
     elif not _still_matches(cache, matched, last_key, drafts, terms.num_paired):
         return STALE
     shared = matched[: terms.num_reused]
-    if not (_fits(cache, BASE, shared, terms.base_demand) and _fits(cache, DRAFT, drafts, terms.draft_demand)):
+    if not (_fits(cache, c.BASE, shared, terms.base_demand) and _fits(cache, c.DRAFT, drafts, terms.draft_demand)):
         return INSUFFICIENT
 
     # Pages of the lease: base  [0, shared) the cache's, pinned  | [shared, num_base) private
@@ -122,18 +100,18 @@ def acquire_lease(
         raise InvariantError("a lease is opened without room for its pages")
     row = open_row(cache.state, leases.fields)
     fields = leases.fields
-    pin(cache, BASE, shared)
+    pin(cache, c.BASE, shared)
     copy_pages(shared, leases.base_pages[row])
-    fields[NUM_BASE, row] = shared.size
-    pin(cache, DRAFT, drafts)
+    fields[c.NUM_BASE, row] = shared.size
+    pin(cache, c.DRAFT, drafts)
     copy_pages(drafts, leases.draft_pages[row])
-    fields[NUM_DRAFT, row] = drafts.size
+    fields[c.NUM_DRAFT, row] = drafts.size
     if checkpoint >= 0:
         for i in range(2):
-            slot = cache.record[RECURRENT_SLOT + i, checkpoint]
-            fields[RESTORED + i, row] = slot
+            slot = cache.record[c.RECURRENT_SLOT + i, checkpoint]
+            fields[c.RESTORED + i, row] = slot
             if slot >= 0:
-                pin(cache, RECURRENT + i, fields[RESTORED + i, row : row + 1])
+                pin(cache, c.RECURRENT + i, fields[c.RESTORED + i, row : row + 1])
         touch(cache, checkpoint)
     elif matched.size > 0:
         touch(cache, _record_that_was_hit(cache, matched, terms.num_paired))
@@ -141,13 +119,13 @@ def acquire_lease(
     # What matched is pinned: now eviction may take whatever else is least recently used.
     if not make_room(cache, leases, (terms.base_demand, terms.draft_demand, 0, 0)):
         raise InvariantError("a demand that fits turns out not to")
-    take(cache.state, cache.resource, BASE, leases.base_pages[row, shared.size : num_base])
-    fields[NUM_BASE, row] = num_base
-    take(cache.state, cache.resource, DRAFT, leases.draft_pages[row, drafts.size : num_draft])
-    fields[NUM_DRAFT, row] = num_draft
-    fields[PAIRED, row] = terms.paired
-    fields[CHECKPOINTS_ALLOWED, row] = terms.checkpoints
-    fields[KNOWN, row] = shared.size
+    take(cache.state, cache.resource, c.BASE, leases.base_pages[row, shared.size : num_base])
+    fields[c.NUM_BASE, row] = num_base
+    take(cache.state, cache.resource, c.DRAFT, leases.draft_pages[row, drafts.size : num_draft])
+    fields[c.NUM_DRAFT, row] = num_draft
+    fields[c.PAIRED, row] = terms.paired
+    fields[c.CHECKPOINTS_ALLOWED, row] = terms.checkpoints
+    fields[c.KNOWN, row] = shared.size
     return row
 
 
@@ -156,19 +134,23 @@ def _still_matches(cache: CacheArrays, matched: Int32s, last_key: Words, drafts:
     if matched.size == 0:
         return True
     node, last = cache.node, matched[matched.size - 1]
-    if cache.resource[CACHE_REFS, last] == 0 or cache.key[last, 0] != last_key[0] or cache.key[last, 1] != last_key[1]:
+    if (
+        cache.resource[c.CACHE_REFS, last] == 0
+        or cache.key[last, 0] != last_key[0]
+        or cache.key[last, 1] != last_key[1]
+    ):
         return False
     # The key names the whole prefix; what may differ is which pages are canonical for it now.
     for i in range(matched.size - 1, 0, -1):
-        if node[PARENT, matched[i]] != matched[i - 1]:
+        if node[c.PARENT, matched[i]] != matched[i - 1]:
             return False
-    if node[PARENT, matched[0]] >= 0:
+    if node[c.PARENT, matched[0]] >= 0:
         return False
     if num_paired > 0:
         if count_paired(node, matched) < num_paired:
             return False
         for i in range(drafts.size):
-            if node[PAIR_PAGE, matched[i + 1]] != drafts[i]:
+            if node[c.PAIR_PAGE, matched[i + 1]] != drafts[i]:
                 return False
     return True
 
@@ -176,12 +158,12 @@ def _still_matches(cache: CacheArrays, matched: Int32s, last_key: Words, drafts:
 @njit_part
 def _fits(cache: CacheArrays, kind: int, shared: Int32s, demand: int) -> bool:
     """Whether a demand is feasible once the shared pages cannot be evicted."""
-    spare = cache.state[FREE + kind] + cache.state[IDLE + kind] - demand
+    spare = cache.state[c.FREE + kind] + cache.state[c.IDLE + kind] - demand
     if spare >= shared.size:
         return True
-    offset, resource = cache.state[OFFSET + kind], cache.resource
+    offset, resource = cache.state[c.OFFSET + kind], cache.resource
     for page in shared:
-        if resource[LEASE_REFS, offset + page] == 0:
+        if resource[c.LEASE_REFS, offset + page] == 0:
             spare -= 1
     return bool(spare >= 0)
 
@@ -190,11 +172,11 @@ def _fits(cache: CacheArrays, kind: int, shared: Int32s, demand: int) -> bool:
 def _record_that_was_hit(cache: CacheArrays, matched: Int32s, num_paired: int) -> int:
     if num_paired > 0:
         last = matched[num_paired - 1]
-        ending = cache.resource[FIRST_RECORD, last]
-        if ending >= 0 and cache.record[NUM_PAIRED_BLOCKS, ending] >= cache.record[NUM_BLOCKS, ending]:
+        ending = cache.resource[c.FIRST_RECORD, last]
+        if ending >= 0 and cache.record[c.NUM_PAIRED_BLOCKS, ending] >= cache.record[c.NUM_BLOCKS, ending]:
             return int(ending)
         return newest_paired_through(cache, last, num_paired)
     last = matched[matched.size - 1]
-    if cache.resource[FIRST_RECORD, last] >= 0:
-        return int(cache.resource[FIRST_RECORD, last])
+    if cache.resource[c.FIRST_RECORD, last] >= 0:
+        return int(cache.resource[c.FIRST_RECORD, last])
     return newest_through(cache, last)

@@ -5,18 +5,8 @@ from __future__ import annotations
 from ctxcache.arguments import Int32s, Int64s
 from ctxcache.errors import InvariantError
 from ctxcache.jit import njit_in_place, njit_inlined, njit_part
-from ctxcache.manager.layout import (
-    EXTENDED_RECORDS,
-    FIRST_CHILD,
-    FIRST_RECORD,
-    NEWEST,
-    NEXT_AT_ENDPOINT,
-    NEXT_SIBLING,
-    NUM_NODES,
-    PARENT,
-    PREVIOUS_SIBLING,
-    CacheArrays,
-)
+from ctxcache.manager import layout as c
+from ctxcache.manager.layout import CacheArrays
 
 
 @njit_part
@@ -29,47 +19,45 @@ def write_path(node: Int32s, deepest: int, path: Int32s) -> bool:
         path[i] = at
         i -= 1
         # Pages that were taken together mostly follow each other: the next one need not wait for this one's load.
-        while i >= 0 and at > 0 and node[PARENT, at] == at - 1:
+        while i >= 0 and at > 0 and node[c.PARENT, at] == at - 1:
             at -= 1
             path[i] = at
             i -= 1
-        at = node[PARENT, at]
+        at = node[c.PARENT, at]
     return at < 0
 
 
 @njit_in_place
 def link(state: Int64s, node: Int32s, child: int, parent: int) -> None:
     """Make `child`, which has no children, a child of `parent` (-1: a first block)."""
-    if state[NUM_NODES] >= node.shape[1] or child == parent:
-        raise InvariantError("a block is hung into the tree twice, or below itself")
-    state[NUM_NODES] += 1
-    node[PARENT, child] = parent
-    node[FIRST_CHILD, child] = -1
-    node[PREVIOUS_SIBLING, child] = -1
-    node[NEXT_SIBLING, child] = -1
+    state[c.NUM_NODES] += 1
+    node[c.PARENT, child] = parent
+    node[c.FIRST_CHILD, child] = -1
+    node[c.PREVIOUS_SIBLING, child] = -1
+    node[c.NEXT_SIBLING, child] = -1
     if parent < 0:
         return
-    first = node[FIRST_CHILD, parent]
+    first = node[c.FIRST_CHILD, parent]
     if first >= 0:
-        node[NEXT_SIBLING, child] = first
-        node[PREVIOUS_SIBLING, first] = child
-    node[FIRST_CHILD, parent] = child
+        node[c.NEXT_SIBLING, child] = first
+        node[c.PREVIOUS_SIBLING, first] = child
+    node[c.FIRST_CHILD, parent] = child
 
 
 @njit_inlined
 def unlink(state: Int64s, node: Int32s, child: int) -> None:
     """Take a childless block out of the tree."""
-    if node[FIRST_CHILD, child] >= 0 or state[NUM_NODES] <= 0:
+    if node[c.FIRST_CHILD, child] >= 0 or state[c.NUM_NODES] <= 0:
         raise InvariantError("a block with children, or of an empty tree, is taken out")
-    state[NUM_NODES] -= 1
-    before = node[PREVIOUS_SIBLING, child]
-    after = node[NEXT_SIBLING, child]
+    state[c.NUM_NODES] -= 1
+    before = node[c.PREVIOUS_SIBLING, child]
+    after = node[c.NEXT_SIBLING, child]
     if after >= 0:
-        node[PREVIOUS_SIBLING, after] = before
+        node[c.PREVIOUS_SIBLING, after] = before
     if before >= 0:
-        node[NEXT_SIBLING, before] = after
-    elif node[PARENT, child] >= 0:
-        node[FIRST_CHILD, node[PARENT, child]] = after
+        node[c.NEXT_SIBLING, before] = after
+    elif node[c.PARENT, child] >= 0:
+        node[c.FIRST_CHILD, node[c.PARENT, child]] = after
 
 
 @njit_part
@@ -77,8 +65,8 @@ def note_newest(node: Int32s, block: int, made: int) -> None:
     """Make `made` the newest record of `block` and of all its ancestors: it has just been made there."""
     left = node.shape[1]
     while block >= 0:
-        node[NEWEST, block] = made
-        block = node[PARENT, block]
+        node[c.NEWEST, block] = made
+        block = node[c.PARENT, block]
         left -= 1
         if left < 0:
             raise InvariantError("a block is its own ancestor")
@@ -87,9 +75,9 @@ def note_newest(node: Int32s, block: int, made: int) -> None:
 @njit_inlined
 def forget_newest(node: Int32s, block: int, gone: int) -> None:
     """Let no block name a record that goes and ends at `block`. Where it is the newest, it is so all the way down."""
-    while block >= 0 and node[NEWEST, block] == gone:
-        node[NEWEST, block] = -1
-        block = node[PARENT, block]
+    while block >= 0 and node[c.NEWEST, block] == gone:
+        node[c.NEWEST, block] = -1
+        block = node[c.PARENT, block]
 
 
 @njit_part
@@ -100,41 +88,41 @@ def newest_through(cache: CacheArrays, block: int) -> int:
     block in work holds `-2 - best so far` (so -1: none so far, or nothing known).
     """
     node, serial = cache.node, cache.serial
-    if node[NEWEST, block] >= 0:
-        return int(node[NEWEST, block])
+    if node[c.NEWEST, block] >= 0:
+        return int(node[c.NEWEST, block])
     at, left = block, node.shape[1]  # blocks that may still be entered
-    node[NEWEST, at] = -2 - _newest_ending_at(cache, at)
-    child = node[FIRST_CHILD, at]
+    node[c.NEWEST, at] = -2 - _newest_ending_at(cache, at)
+    child = node[c.FIRST_CHILD, at]
     while True:
         if child < 0:
-            node[NEWEST, at] = -2 - node[NEWEST, at]
+            node[c.NEWEST, at] = -2 - node[c.NEWEST, at]
             if at == block:
-                return int(node[NEWEST, at])
+                return int(node[c.NEWEST, at])
             child = at
-            at = node[PARENT, at]
+            at = node[c.PARENT, at]
             if at < 0:
                 raise InvariantError("a child does not know its parent")
-        elif node[NEWEST, child] < 0:
+        elif node[c.NEWEST, child] < 0:
             at, left = child, left - 1
             if left < 0:
                 raise InvariantError("a block is its own ancestor")
-            node[NEWEST, at] = -2 - _newest_ending_at(cache, at)
-            child = node[FIRST_CHILD, at]
+            node[c.NEWEST, at] = -2 - _newest_ending_at(cache, at)
+            child = node[c.FIRST_CHILD, at]
         else:
-            best = -2 - node[NEWEST, at]
-            candidate = node[NEWEST, child]
+            best = -2 - node[c.NEWEST, at]
+            candidate = node[c.NEWEST, child]
             if best < 0 or serial[candidate] > serial[best]:
-                node[NEWEST, at] = -2 - candidate
-            child = node[NEXT_SIBLING, child]
+                node[c.NEWEST, at] = -2 - candidate
+            child = node[c.NEXT_SIBLING, child]
 
 
 @njit_part
 def _newest_ending_at(cache: CacheArrays, block: int) -> int:
-    best = cache.resource[FIRST_RECORD, block]
-    if cache.state[EXTENDED_RECORDS] and best >= 0:
-        other = cache.record[NEXT_AT_ENDPOINT, best]
+    best = cache.resource[c.FIRST_RECORD, block]
+    if cache.state[c.EXTENDED_RECORDS] and best >= 0:
+        other = cache.record[c.NEXT_AT_ENDPOINT, best]
         while other >= 0:
             if cache.serial[other] > cache.serial[best]:
                 best = other
-            other = cache.record[NEXT_AT_ENDPOINT, other]
+            other = cache.record[c.NEXT_AT_ENDPOINT, other]
     return int(best)

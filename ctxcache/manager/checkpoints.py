@@ -8,16 +8,9 @@ from ctxcache.arguments import Int32s, Words, as_integer, describe
 from ctxcache.errors import ContractError
 from ctxcache.ids import Hash128
 from ctxcache.jit import njit_in_place
+from ctxcache.manager import layout as c
 from ctxcache.manager.block_index import find
-from ctxcache.manager.layout import (
-    ENDPOINT,
-    EXACT_LENGTH,
-    FIRST_RECORD,
-    NEXT_AT_ENDPOINT,
-    NUM_BLOCKS,
-    ROOT_RECORD,
-    CacheArrays,
-)
+from ctxcache.manager.layout import CacheArrays
 from ctxcache.manager.results import HybridCheckpointKey
 
 
@@ -38,10 +31,10 @@ def check_exact_keys(exact_keys: Iterable[HybridCheckpointKey]) -> tuple[HybridC
 def find_checkpoint(cache: CacheArrays, digest: Words, length: int, path: Int32s) -> int:
     """Return the record with this digest and length whose full blocks are the leading ones of `path`, or -1."""
     record = find(cache.exact_key, cache.exact_slot, digest[0], digest[1])
-    if record < 0 or cache.record[EXACT_LENGTH, record] != length:
+    if record < 0 or cache.record[c.EXACT_LENGTH, record] != length:
         return -1
-    blocks = cache.record[NUM_BLOCKS, record]
-    if blocks > path.size or (blocks > 0 and path[blocks - 1] != cache.record[ENDPOINT, record]):
+    blocks = cache.record[c.NUM_BLOCKS, record]
+    if blocks > path.size or (blocks > 0 and path[blocks - 1] != cache.record[c.ENDPOINT, record]):
         return -1
     return int(record)
 
@@ -55,10 +48,12 @@ def list_lengths(
     Where no blocks are indexed, all checkpoints end before the first block, and the key of a checkpoint's last full block
     tells which may match. `lengths` has room for every record.
     """
-    count = _list_from(cache, cache.state[ROOT_RECORD], keys, tokens_per_page, below, lengths, 0)
+    count = _list_from(cache, cache.state[c.ROOT_RECORD], keys, tokens_per_page, below, lengths, 0)
     for block in path:
-        if cache.resource[FIRST_RECORD, block] >= 0:
-            count = _list_from(cache, cache.resource[FIRST_RECORD, block], keys, tokens_per_page, below, lengths, count)
+        if cache.resource[c.FIRST_RECORD, block] >= 0:
+            count = _list_from(
+                cache, cache.resource[c.FIRST_RECORD, block], keys, tokens_per_page, below, lengths, count
+            )
     return count
 
 
@@ -67,11 +62,11 @@ def _list_from(
     cache: CacheArrays, record: int, keys: Words, tokens_per_page: int, below: int, lengths: Int32s, count: int
 ) -> int:
     while record >= 0:
-        length = cache.record[EXACT_LENGTH, record]
+        length = cache.record[c.EXACT_LENGTH, record]
         if length < below and _may_match(cache, record, keys, length // tokens_per_page):
             lengths[count] = length
             count += 1
-        record = cache.record[NEXT_AT_ENDPOINT, record]
+        record = cache.record[c.NEXT_AT_ENDPOINT, record]
     return count
 
 

@@ -9,22 +9,9 @@ import numpy as np
 from ctxcache.arguments import Flags, Int32s, Int64s, as_integer, as_rows
 from ctxcache.errors import ContractError, InvariantError
 from ctxcache.jit import njit_in_place, njit_part
+from ctxcache.manager import layout as c
 from ctxcache.manager.eviction import make_room
-from ctxcache.manager.layout import (
-    BASE,
-    CAPACITY,
-    DRAFT,
-    FREE,
-    IDLE,
-    LEASE_MARK,
-    LIVE,
-    MARK,
-    NUM_BASE,
-    NUM_DRAFT,
-    PAIRED,
-    CacheArrays,
-    LeaseArrays,
-)
+from ctxcache.manager.layout import CacheArrays, LeaseArrays
 from ctxcache.manager.lease_table import LeaseTable, check_row
 from ctxcache.manager.pools import copy_pages, take
 from ctxcache.manager.results import NO_GROWTH, CacheRequestLease, LeaseGrowth, PageGrowth
@@ -64,9 +51,11 @@ def grow(table: LeaseTable, lease: CacheRequestLease, base_pages: int, draft_pag
     base_pages = as_integer("base_pages", base_pages)
     draft_pages = as_integer("draft_pages", draft_pages)
     fields = table.arrays.fields
-    if draft_pages and fields[PAIRED, row] != 1:
+    if draft_pages and fields[c.PAIRED, row] != 1:
         raise ContractError(f"draft_pages is {draft_pages}, but the lease runs no paired draft; leave it 0")
-    table.ensure_room(int(fields[NUM_BASE, row]) + base_pages, int(fields[NUM_DRAFT, row]) + draft_pages, new_row=False)
+    table.ensure_room(
+        int(fields[c.NUM_BASE, row]) + base_pages, int(fields[c.NUM_DRAFT, row]) + draft_pages, new_row=False
+    )
     return grow_lease(table.cache, table.arrays, row, base_pages, draft_pages)
 
 
@@ -77,14 +66,14 @@ def grow_lease(cache: CacheArrays, leases: LeaseArrays, row: int, base_pages: in
     if not make_room(cache, leases, (base_pages, draft_pages, 0, 0)):
         return False
     fields = leases.fields
-    num_base, num_draft = fields[NUM_BASE, row] + base_pages, fields[NUM_DRAFT, row] + draft_pages
+    num_base, num_draft = fields[c.NUM_BASE, row] + base_pages, fields[c.NUM_DRAFT, row] + draft_pages
     if num_base > leases.base_pages.shape[1] or num_draft > leases.draft_pages.shape[1]:
         raise InvariantError("a lease grows without room for its pages")
     # [0, NUM_BASE) as they were | [NUM_BASE, num_base) new; draft pages likewise
-    take(cache.state, cache.resource, BASE, leases.base_pages[row, fields[NUM_BASE, row] : num_base])
-    fields[NUM_BASE, row] = num_base
-    take(cache.state, cache.resource, DRAFT, leases.draft_pages[row, fields[NUM_DRAFT, row] : num_draft])
-    fields[NUM_DRAFT, row] = num_draft
+    take(cache.state, cache.resource, c.BASE, leases.base_pages[row, fields[c.NUM_BASE, row] : num_base])
+    fields[c.NUM_BASE, row] = num_base
+    take(cache.state, cache.resource, c.DRAFT, leases.draft_pages[row, fields[c.NUM_DRAFT, row] : num_draft])
+    fields[c.NUM_DRAFT, row] = num_draft
     return True
 
 
@@ -99,7 +88,7 @@ def grow_leases(
     if count.base_rows + count.draft_rows == 0:
         return NO_GROWTH
     state = table.cache.state
-    if count.base_pages > state[CAPACITY + BASE] or count.draft_pages > state[CAPACITY + DRAFT]:
+    if count.base_pages > state[c.CAPACITY + c.BASE] or count.draft_pages > state[c.CAPACITY + c.DRAFT]:
         return None
     table.ensure_room(count.widest_base, count.widest_draft, new_row=False)
     base_out = np.empty(3 * count.base_rows + count.base_pages, np.int32)
@@ -155,23 +144,23 @@ def count_growth(
     base_rows, base_pages, widest_base = 0, 0, 0
     draft_rows, draft_pages, widest_draft = 0, 0, 0
     bad_position = -1
-    state[MARK] += 1
-    mark = state[MARK] & 0x3FFFFFFF
+    state[c.MARK] += 1
+    mark = state[c.MARK] & 0x3FFFFFFF
     for i in range(rows.size):
         row = rows[i]
-        if row < 0 or row >= fields.shape[1] or fields[LIVE, row] != 1 or fields[LEASE_MARK, row] == mark:
+        if row < 0 or row >= fields.shape[1] or fields[c.LIVE, row] != 1 or fields[c.LEASE_MARK, row] == mark:
             bad_position = i
             break
-        fields[LEASE_MARK, row] = mark
-        more = base_targets[i] - fields[NUM_BASE, row]
+        fields[c.LEASE_MARK, row] = mark
+        more = base_targets[i] - fields[c.NUM_BASE, row]
         if more > 0:
             base_rows += 1
             base_pages += more
             widest_base = max(widest_base, base_targets[i])
         if draft_targets.size > 0:
-            more = draft_targets[i] - fields[NUM_DRAFT, row]
+            more = draft_targets[i] - fields[c.NUM_DRAFT, row]
             if more > 0:
-                if fields[PAIRED, row] != 1:
+                if fields[c.PAIRED, row] != 1:
                     bad_position = i
                     break
                 draft_rows += 1
@@ -200,10 +189,20 @@ def grow_all(
     if count.widest_base > leases.base_pages.shape[1] or count.widest_draft > leases.draft_pages.shape[1]:
         raise InvariantError("a lease grows without room for its pages")
     state, resource, fields = cache.state, cache.resource, leases.fields
-    _grow_kind(state, resource, BASE, leases.base_pages, fields[NUM_BASE], rows, base_targets, count.base_rows, base)
+    _grow_kind(
+        state, resource, c.BASE, leases.base_pages, fields[c.NUM_BASE], rows, base_targets, count.base_rows, base
+    )
     if count.draft_rows > 0:
         _grow_kind(
-            state, resource, DRAFT, leases.draft_pages, fields[NUM_DRAFT], rows, draft_targets, count.draft_rows, draft
+            state,
+            resource,
+            c.DRAFT,
+            leases.draft_pages,
+            fields[c.NUM_DRAFT],
+            rows,
+            draft_targets,
+            count.draft_rows,
+            draft,
         )
     return True
 
@@ -247,11 +246,11 @@ def mark_growable(
     state: Int64s, fields: Int32s, rows: Int32s, base_targets: Int32s, draft_targets: Int32s, fits: Flags
 ) -> None:
     """Set `fits[i]` where lease i could grow after those before it that could."""
-    base_left = state[FREE + BASE] + state[IDLE + BASE]
-    draft_left = state[FREE + DRAFT] + state[IDLE + DRAFT]
+    base_left = state[c.FREE + c.BASE] + state[c.IDLE + c.BASE]
+    draft_left = state[c.FREE + c.DRAFT] + state[c.IDLE + c.DRAFT]
     for i in range(rows.size):
-        base_more = max(0, base_targets[i] - fields[NUM_BASE, rows[i]])
-        draft_more = max(0, draft_targets[i] - fields[NUM_DRAFT, rows[i]]) if draft_targets.size > 0 else 0
+        base_more = max(0, base_targets[i] - fields[c.NUM_BASE, rows[i]])
+        draft_more = max(0, draft_targets[i] - fields[c.NUM_DRAFT, rows[i]]) if draft_targets.size > 0 else 0
         fits[i] = base_more <= base_left and draft_more <= draft_left
         if fits[i]:
             base_left -= base_more

@@ -191,19 +191,16 @@ def _check_pools(cache: CacheArrays, leases: LeaseArrays, cached: list[Counter[i
         _require(len(set(free)) == len(free), f"a {name} is on the free list twice")
         idle = 0
         for resource in range(capacity):
-            active, in_cache = (
-                cache.resource[c.LEASE_REFS, offset + resource],
-                cache.resource[c.CACHE_REFS, offset + resource],
+            lease_refs, cache_refs = cache.resource[[c.LEASE_REFS, c.CACHE_REFS], offset + resource]
+            _require(
+                lease_refs == holds[kind][resource],
+                f"{name} {resource} has {lease_refs} lease references, leases have {holds[kind][resource]}",
             )
             _require(
-                active == holds[kind][resource],
-                f"{name} {resource} has {active} active holds, leases have {holds[kind][resource]}",
+                cache_refs == cached[kind][resource],
+                f"{name} {resource} has {cache_refs} cache references, records have {cached[kind][resource]}",
             )
-            _require(
-                in_cache == cached[kind][resource],
-                f"{name} {resource} has {in_cache} cache holds, records have {cached[kind][resource]}",
-            )
-            idle += bool(in_cache and not active)
+            idle += bool(cache_refs and not lease_refs)
         held = {resource for resource in range(capacity) if holds[kind][resource] or cached[kind][resource]}
         _require(not held & set(free), f"{name}s {sorted(held & set(free))} are free and held")
         _require(

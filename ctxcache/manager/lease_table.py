@@ -10,31 +10,8 @@ import numpy as np
 from ctxcache.arguments import Int32s, Int64s
 from ctxcache.errors import ContractError, InvariantError
 from ctxcache.jit import njit_in_place, njit_part
-from ctxcache.manager.layout import (
-    BASE,
-    CAPACITY,
-    DRAFT,
-    FREE_LEASE,
-    FRESH_LEASES,
-    GENERATION,
-    LEASE_MARK,
-    LIVE,
-    NUM_BASE,
-    NUM_DRAFT,
-    NUM_LEASE_ROWS,
-    NUM_LEASES,
-    NUM_STRADDLING,
-    PUBLISHED,
-    RECURRENT,
-    RESERVED,
-    RESERVED_LENGTH,
-    RESTORED,
-    STRADDLES,
-    CacheArrays,
-    LeaseArrays,
-    allocate_leases,
-    with_more_room,
-)
+from ctxcache.manager import layout as c
+from ctxcache.manager.layout import CacheArrays, LeaseArrays, allocate_leases, with_more_room
 from ctxcache.manager.pools import unpin
 from ctxcache.manager.results import CacheRequestLease, PageIds
 from ctxcache.manager.traits import DeploymentTraits
@@ -43,22 +20,22 @@ from ctxcache.manager.traits import DeploymentTraits
 @njit_part
 def open_row(state: Int64s, fields: Int32s) -> int:
     """Give out a row that holds nothing yet."""
-    row = state[FREE_LEASE] if state[FREE_LEASE] >= 0 else state[FRESH_LEASES]
-    if row >= fields.shape[1] or fields[LIVE, row] != 0:
+    row = state[c.FREE_LEASE] if state[c.FREE_LEASE] >= 0 else state[c.FRESH_LEASES]
+    if row >= fields.shape[1] or fields[c.LIVE, row] != 0:
         raise InvariantError("a lease is opened without a free row")
-    if row == state[FREE_LEASE]:
-        state[FREE_LEASE] = fields[LEASE_MARK, row]
+    if row == state[c.FREE_LEASE]:
+        state[c.FREE_LEASE] = fields[c.LEASE_MARK, row]
     else:
-        state[FRESH_LEASES] = row + 1
-    fields[LIVE, row] = 1
-    for field in range(LIVE + 1, NUM_LEASE_ROWS):
+        state[c.FRESH_LEASES] = row + 1
+    fields[c.LIVE, row] = 1
+    for field in range(c.LIVE + 1, c.NUM_LEASE_ROWS):
         fields[field, row] = -1
-    fields[NUM_BASE, row] = 0
-    fields[NUM_DRAFT, row] = 0
-    fields[PUBLISHED, row] = 0
-    fields[RESERVED_LENGTH, row] = 0
-    fields[STRADDLES, row] = 0
-    state[NUM_LEASES] += 1
+    fields[c.NUM_BASE, row] = 0
+    fields[c.NUM_DRAFT, row] = 0
+    fields[c.PUBLISHED, row] = 0
+    fields[c.RESERVED_LENGTH, row] = 0
+    fields[c.STRADDLES, row] = 0
+    state[c.NUM_LEASES] += 1
     return int(row)
 
 
@@ -66,11 +43,11 @@ def open_row(state: Int64s, fields: Int32s) -> int:
 def check_row(leases: LeaseArrays, row: int) -> None:
     """Check that a row is a live lease's, and that what it counts lies within its pages."""
     fields = leases.fields
-    if row < 0 or row >= fields.shape[1] or fields[LIVE, row] != 1:
+    if row < 0 or row >= fields.shape[1] or fields[c.LIVE, row] != 1:
         raise InvariantError("the row of a lease is not live")
-    if fields[NUM_BASE, row] < 0 or fields[NUM_BASE, row] > leases.base_pages.shape[1]:
+    if fields[c.NUM_BASE, row] < 0 or fields[c.NUM_BASE, row] > leases.base_pages.shape[1]:
         raise InvariantError("a lease counts more base pages than it has room for")
-    if fields[NUM_DRAFT, row] < 0 or fields[NUM_DRAFT, row] > leases.draft_pages.shape[1]:
+    if fields[c.NUM_DRAFT, row] < 0 or fields[c.NUM_DRAFT, row] > leases.draft_pages.shape[1]:
         raise InvariantError("a lease counts more draft pages than it has room for")
 
 
@@ -79,29 +56,29 @@ def release_lease(cache: CacheArrays, leases: LeaseArrays, row: int) -> None:
     """Return every hold of a live lease, its last page first, and give the row back."""
     check_row(leases, row)
     fields = leases.fields
-    unpin(cache, BASE, leases.base_pages[row, : fields[NUM_BASE, row]])
-    unpin(cache, DRAFT, leases.draft_pages[row, : fields[NUM_DRAFT, row]])
-    drop_slots(cache, fields, row, RESTORED)
-    drop_slots(cache, fields, row, RESERVED)
-    fields[LIVE, row] = 0
-    fields[GENERATION, row] += 1
-    fields[LEASE_MARK, row] = cache.state[FREE_LEASE]
-    cache.state[FREE_LEASE] = row
-    cache.state[NUM_LEASES] -= 1
-    cache.state[NUM_STRADDLING] -= fields[STRADDLES, row]
+    unpin(cache, c.BASE, leases.base_pages[row, : fields[c.NUM_BASE, row]])
+    unpin(cache, c.DRAFT, leases.draft_pages[row, : fields[c.NUM_DRAFT, row]])
+    drop_slots(cache, fields, row, c.RESTORED)
+    drop_slots(cache, fields, row, c.RESERVED)
+    fields[c.LIVE, row] = 0
+    fields[c.GENERATION, row] += 1
+    fields[c.LEASE_MARK, row] = cache.state[c.FREE_LEASE]
+    cache.state[c.FREE_LEASE] = row
+    cache.state[c.NUM_LEASES] -= 1
+    cache.state[c.NUM_STRADDLING] -= fields[c.STRADDLES, row]
 
 
 @njit_in_place
 def drop_slots(cache: CacheArrays, fields: Int32s, row: int, first_field: int) -> None:
     """End the lease's hold on its restored or its reserved snapshot slots."""
-    if fields[LIVE, row] != 1:
+    if fields[c.LIVE, row] != 1:
         raise InvariantError("the row of a lease is not live")
     for i in range(2):
         if fields[first_field + i, row] >= 0:
-            unpin(cache, RECURRENT + i, fields[first_field + i, row : row + 1])
+            unpin(cache, c.RECURRENT + i, fields[first_field + i, row : row + 1])
             fields[first_field + i, row] = -1
-    if first_field == RESERVED:
-        fields[RESERVED_LENGTH, row] = 0
+    if first_field == c.RESERVED:
+        fields[c.RESERVED_LENGTH, row] = 0
 
 
 class LeaseTable:
@@ -121,10 +98,10 @@ class LeaseTable:
         self.cache = cache
         self.traits = traits
         self.arrays = allocate_leases(traits)
-        self._most_base_pages, self._most_draft_pages = (int(size) for size in cache.state[CAPACITY : CAPACITY + 2])
+        self._most_base_pages, self._most_draft_pages = (int(size) for size in cache.state[c.CAPACITY : c.CAPACITY + 2])
 
     def __len__(self) -> int:
-        return int(self.cache.state[NUM_LEASES])
+        return int(self.cache.state[c.NUM_LEASES])
 
     def ensure_room(self, num_base_pages: int, num_draft_pages: int, *, new_row: bool) -> None:
         """Enlarge the arrays for a lease of so many pages, and for one more lease. Nobody can see it.
@@ -135,7 +112,7 @@ class LeaseTable:
         num_base_pages = min(num_base_pages, self._most_base_pages)
         num_draft_pages = min(num_draft_pages, self._most_draft_pages)
         rows = arrays.fields.shape[1]
-        full = new_row and state[FREE_LEASE] < 0 and state[FRESH_LEASES] == rows
+        full = new_row and state[c.FREE_LEASE] < 0 and state[c.FRESH_LEASES] == rows
         if full or num_base_pages > arrays.base_pages.shape[1] or num_draft_pages > arrays.draft_pages.shape[1]:
             self.arrays = with_more_room(arrays, rows + full, num_base_pages, num_draft_pages)
 
@@ -146,12 +123,12 @@ class LeaseTable:
         reads as released.
         """
         state = self.cache.state
-        row = int(state[FREE_LEASE])
+        row = int(state[c.FREE_LEASE])
         if row < 0:
-            row = int(state[FRESH_LEASES])
-        if self.arrays.fields[LIVE, row] != 0:
+            row = int(state[c.FRESH_LEASES])
+        if self.arrays.fields[c.LIVE, row] != 0:
             raise InvariantError(f"lease row {row} is to be given out, and is out already")
-        return CacheRequestLease(self, row, int(self.arrays.fields[GENERATION, row]))
+        return CacheRequestLease(self, row, int(self.arrays.fields[c.GENERATION, row]))
 
     def take_back(self, lease: CacheRequestLease) -> None:
         """Return what a handle that never reached its caller holds by now, if anything."""
@@ -162,7 +139,8 @@ class LeaseTable:
         """Return a handle for every lease that is out, by row."""
         fields = self.arrays.fields
         return [
-            CacheRequestLease(self, row, int(fields[GENERATION, row])) for row in np.flatnonzero(fields[LIVE]).tolist()
+            CacheRequestLease(self, row, int(fields[c.GENERATION, row]))
+            for row in np.flatnonzero(fields[c.LIVE]).tolist()
         ]
 
     def row_of(self, lease: CacheRequestLease) -> int:
@@ -178,24 +156,24 @@ class LeaseTable:
     def lease_is_released(self, lease: CacheRequestLease) -> bool:
         """Whether the handle outlived its lease."""
         fields = self.arrays.fields
-        return bool(fields[GENERATION, lease.row] != lease.generation or fields[LIVE, lease.row] != 1)
+        return bool(fields[c.GENERATION, lease.row] != lease.generation or fields[c.LIVE, lease.row] != 1)
 
     def lease_base_pages(self, lease: CacheRequestLease) -> PageIds:
         """Return a copy of the base pages, in logical order."""
         row = self.row_of(lease)
-        return self.arrays.base_pages[row, : self.arrays.fields[NUM_BASE, row]].copy()
+        return self.arrays.base_pages[row, : self.arrays.fields[c.NUM_BASE, row]].copy()
 
     def lease_draft_pages(self, lease: CacheRequestLease) -> PageIds:
         """Return a copy of the draft pages, in logical order."""
         row = self.row_of(lease)
-        return self.arrays.draft_pages[row, : self.arrays.fields[NUM_DRAFT, row]].copy()
+        return self.arrays.draft_pages[row, : self.arrays.fields[c.NUM_DRAFT, row]].copy()
 
     def lease_snapshot_slots(self, lease: CacheRequestLease) -> tuple[int | None, int | None]:
         """Return the restored recurrent and partial-KV slots, `None` where absent."""
         row = self.row_of(lease)
-        recurrent, partial = (int(slot) for slot in self.arrays.fields[RESTORED : RESTORED + 2, row])
+        recurrent, partial = (int(slot) for slot in self.arrays.fields[c.RESTORED : c.RESTORED + 2, row])
         return recurrent if recurrent >= 0 else None, partial if partial >= 0 else None
 
     def lease_published_full_block_count(self, lease: CacheRequestLease) -> int:
         """Return how many full blocks the lease itself has published."""
-        return int(self.arrays.fields[PUBLISHED, self.row_of(lease)])
+        return int(self.arrays.fields[c.PUBLISHED, self.row_of(lease)])

@@ -17,40 +17,9 @@ from __future__ import annotations
 from ctxcache.arguments import Int32s, Int64s, Words
 from ctxcache.errors import InvariantError
 from ctxcache.jit import njit_in_place, njit_inlined, njit_part
+from ctxcache.manager import layout as c
 from ctxcache.manager.bitset import add, discard, holds, least
-from ctxcache.manager.layout import (
-    BASE,
-    CACHE_REFS,
-    DRAFT,
-    ENDPOINT,
-    EXTENDED_RECORDS,
-    FIRST_CHILD,
-    FIRST_LEAF,
-    FIRST_RECORD,
-    FREE_RECORD,
-    LAST_DRAFT_PAGE,
-    LAST_SERIAL,
-    LEASE_REFS,
-    NEWER,
-    NEWEST_RECORD,
-    NEXT_AT_DRAFT,
-    NEXT_AT_ENDPOINT,
-    NUM_RECORDS,
-    OFFSET,
-    OLDER,
-    OLDEST_RECORD,
-    PARTIAL_SLOT,
-    PREVIOUS_AT_DRAFT,
-    PREVIOUS_AT_ENDPOINT,
-    RECENCY_END,
-    RECENCY_PLACE,
-    RECURRENT,
-    RECURRENT_SLOT,
-    ROOT_RECORD,
-    SETTLED,
-    SWEPT,
-    CacheArrays,
-)
+from ctxcache.manager.layout import CacheArrays
 
 _SWEEP = 4
 
@@ -59,31 +28,31 @@ _SWEEP = 4
 def new_record(cache: CacheArrays, endpoint: int) -> int:
     """Make a record, the most recently used, that ends at `endpoint` (-1: before the first full block)."""
     state = cache.state
-    made = state[FREE_RECORD]
+    made = state[c.FREE_RECORD]
     if made < 0 or cache.serial[made] != 0:
         raise InvariantError("a record is made without a free one")
     _sweep(cache)
-    state[FREE_RECORD] = cache.record[NEWER, made]
-    state[NUM_RECORDS] += 1
-    state[LAST_SERIAL] += 1
-    cache.serial[made] = state[LAST_SERIAL]
-    cache.record[ENDPOINT, made] = endpoint
+    state[c.FREE_RECORD] = cache.record[c.NEWER, made]
+    state[c.NUM_RECORDS] += 1
+    state[c.LAST_SERIAL] += 1
+    cache.serial[made] = state[c.LAST_SERIAL]
+    cache.record[c.ENDPOINT, made] = endpoint
     _link_newest(cache, made)
     # The list of records that end at one block, or before the first one, begins with it.
-    first = cache.resource[FIRST_RECORD, endpoint] if endpoint >= 0 else state[ROOT_RECORD]
-    if state[EXTENDED_RECORDS]:
-        cache.record[NEXT_AT_ENDPOINT, made] = first
-        cache.record[PREVIOUS_AT_ENDPOINT, made] = -1
+    first = cache.resource[c.FIRST_RECORD, endpoint] if endpoint >= 0 else state[c.ROOT_RECORD]
+    if state[c.EXTENDED_RECORDS]:
+        cache.record[c.NEXT_AT_ENDPOINT, made] = first
+        cache.record[c.PREVIOUS_AT_ENDPOINT, made] = -1
         if first >= 0:
-            cache.record[PREVIOUS_AT_ENDPOINT, first] = made
+            cache.record[c.PREVIOUS_AT_ENDPOINT, first] = made
     if endpoint >= 0:
-        cache.resource[FIRST_RECORD, endpoint] = made
+        cache.resource[c.FIRST_RECORD, endpoint] = made
         # Two records that end at one block keep it for each other.
-        mark_evictable(cache, BASE, made)
+        mark_evictable(cache, c.BASE, made)
         if first >= 0:
-            mark_evictable(cache, BASE, first)
+            mark_evictable(cache, c.BASE, first)
     else:
-        state[ROOT_RECORD] = made
+        state[c.ROOT_RECORD] = made
     return int(made)
 
 
@@ -93,10 +62,10 @@ def drop_record(cache: CacheArrays, gone: int) -> None:
     state, record = cache.state, cache.record
     _unlink(cache, gone)
     cache.serial[gone] = 0
-    record[ENDPOINT, gone] = -1
-    record[NEWER, gone] = state[FREE_RECORD]
-    state[FREE_RECORD] = gone
-    state[NUM_RECORDS] -= 1
+    record[c.ENDPOINT, gone] = -1
+    record[c.NEWER, gone] = state[c.FREE_RECORD]
+    state[c.FREE_RECORD] = gone
+    state[c.NUM_RECORDS] -= 1
 
 
 @njit_in_place
@@ -105,85 +74,85 @@ def touch(cache: CacheArrays, used: int) -> None:
     if used < 0 or cache.serial[used] == 0:
         raise InvariantError("a record that is not there is used")
     _sweep(cache)  # first: nothing may move into the gap while the marks are still there
-    leaf, before = cache.state[FIRST_LEAF], _place_of(cache, used)
+    leaf, before = cache.state[c.FIRST_LEAF], _place_of(cache, used)
     _unlink(cache, used)
     _link_newest(cache, used)
     for kind in range(cache.evictable.shape[0]):
-        _move_mark(cache.evictable[kind], leaf, before, cache.record[RECENCY_PLACE, used])
+        _move_mark(cache.evictable[kind], leaf, before, cache.record[c.RECENCY_PLACE, used])
 
 
 @njit_inlined
 def leave_endpoint(state: Int64s, resource: Int32s, record: Int32s, gone: int) -> None:
     """Take a record out of the list of those that end where it does."""
     after = -1
-    if state[EXTENDED_RECORDS]:
-        after = record[NEXT_AT_ENDPOINT, gone]
-        before = record[PREVIOUS_AT_ENDPOINT, gone]
+    if state[c.EXTENDED_RECORDS]:
+        after = record[c.NEXT_AT_ENDPOINT, gone]
+        before = record[c.PREVIOUS_AT_ENDPOINT, gone]
         if after >= 0:
-            record[PREVIOUS_AT_ENDPOINT, after] = before
+            record[c.PREVIOUS_AT_ENDPOINT, after] = before
         if before >= 0:
-            record[NEXT_AT_ENDPOINT, before] = after
+            record[c.NEXT_AT_ENDPOINT, before] = after
             return
-    endpoint = record[ENDPOINT, gone]
+    endpoint = record[c.ENDPOINT, gone]
     if endpoint >= 0:
-        resource[FIRST_RECORD, endpoint] = after
+        resource[c.FIRST_RECORD, endpoint] = after
     else:
-        state[ROOT_RECORD] = after
+        state[c.ROOT_RECORD] = after
 
 
 @njit_part
 def join_draft_page(state: Int64s, resource: Int32s, record: Int32s, made: int, page: int) -> None:
     """Enter a record in the list of those whose draft path ends with this page. Its reference is the caller's to take."""
-    at = state[OFFSET + DRAFT] + page
-    first = resource[FIRST_RECORD, at]
-    record[LAST_DRAFT_PAGE, made] = page
-    record[NEXT_AT_DRAFT, made] = first
-    record[PREVIOUS_AT_DRAFT, made] = -1
+    at = state[c.OFFSET + c.DRAFT] + page
+    first = resource[c.FIRST_RECORD, at]
+    record[c.LAST_DRAFT_PAGE, made] = page
+    record[c.NEXT_AT_DRAFT, made] = first
+    record[c.PREVIOUS_AT_DRAFT, made] = -1
     if first >= 0:
-        record[PREVIOUS_AT_DRAFT, first] = made
-    resource[FIRST_RECORD, at] = made
+        record[c.PREVIOUS_AT_DRAFT, first] = made
+    resource[c.FIRST_RECORD, at] = made
 
 
 @njit_part
 def leave_draft_page(state: Int64s, resource: Int32s, record: Int32s, gone: int) -> None:
     """Take a record out of that list."""
-    if record[LAST_DRAFT_PAGE, gone] < 0:
+    if record[c.LAST_DRAFT_PAGE, gone] < 0:
         raise InvariantError("a record without a draft path gives one up")
-    after = record[NEXT_AT_DRAFT, gone]
-    before = record[PREVIOUS_AT_DRAFT, gone]
+    after = record[c.NEXT_AT_DRAFT, gone]
+    before = record[c.PREVIOUS_AT_DRAFT, gone]
     if after >= 0:
-        record[PREVIOUS_AT_DRAFT, after] = before
+        record[c.PREVIOUS_AT_DRAFT, after] = before
     if before >= 0:
-        record[NEXT_AT_DRAFT, before] = after
+        record[c.NEXT_AT_DRAFT, before] = after
     else:
-        resource[FIRST_RECORD, state[OFFSET + DRAFT] + record[LAST_DRAFT_PAGE, gone]] = after
-    record[LAST_DRAFT_PAGE, gone] = -1
+        resource[c.FIRST_RECORD, state[c.OFFSET + c.DRAFT] + record[c.LAST_DRAFT_PAGE, gone]] = after
+    record[c.LAST_DRAFT_PAGE, gone] = -1
 
 
 @njit_in_place
 def is_evictable(cache: CacheArrays, kind: int, record: int) -> bool:
     """Whether evicting this record alone is known to free a resource of that kind at once."""
-    if kind == BASE:
-        block = cache.record[ENDPOINT, record]
-        if block < 0 or cache.node[FIRST_CHILD, block] >= 0 or cache.resource[LEASE_REFS, block] > 0:
+    if kind == c.BASE:
+        block = cache.record[c.ENDPOINT, record]
+        if block < 0 or cache.node[c.FIRST_CHILD, block] >= 0 or cache.resource[c.LEASE_REFS, block] > 0:
             return False
-        if not cache.state[EXTENDED_RECORDS]:
+        if not cache.state[c.EXTENDED_RECORDS]:
             return True
-        return bool(cache.record[NEXT_AT_ENDPOINT, record] < 0 and cache.record[PREVIOUS_AT_ENDPOINT, record] < 0)
-    if kind == DRAFT:
-        held = cache.record[LAST_DRAFT_PAGE, record]
+        return bool(cache.record[c.NEXT_AT_ENDPOINT, record] < 0 and cache.record[c.PREVIOUS_AT_ENDPOINT, record] < 0)
+    if kind == c.DRAFT:
+        held = cache.record[c.LAST_DRAFT_PAGE, record]
     else:
-        held = cache.record[RECURRENT_SLOT if kind == RECURRENT else PARTIAL_SLOT, record]
+        held = cache.record[c.RECURRENT_SLOT if kind == c.RECURRENT else c.PARTIAL_SLOT, record]
     if held < 0:
         return False
-    at = cache.state[OFFSET + kind] + held
-    return bool(cache.resource[LEASE_REFS, at] == 0 and cache.resource[CACHE_REFS, at] == 1)
+    at = cache.state[c.OFFSET + kind] + held
+    return bool(cache.resource[c.LEASE_REFS, at] == 0 and cache.resource[c.CACHE_REFS, at] == 1)
 
 
 @njit_inlined
 def _place_of(cache: CacheArrays, record: int) -> int:
-    place = cache.record[RECENCY_PLACE, record]
-    if place < 0 or place >= cache.state[RECENCY_END] or cache.recency[place] != record:
+    place = cache.record[c.RECENCY_PLACE, record]
+    if place < 0 or place >= cache.state[c.RECENCY_END] or cache.recency[place] != record:
         raise InvariantError("a record is not at its place in the LRU order")
     return int(place)
 
@@ -191,7 +160,7 @@ def _place_of(cache: CacheArrays, record: int) -> int:
 @njit_part
 def mark_evictable(cache: CacheArrays, kind: int, record: int) -> None:
     """Mark a record as evictable for a kind, or not, as it is now."""
-    evictable, leaf, place = cache.evictable[kind], cache.state[FIRST_LEAF], _place_of(cache, record)
+    evictable, leaf, place = cache.evictable[kind], cache.state[c.FIRST_LEAF], _place_of(cache, record)
     marked = holds(evictable, leaf, place)
     if is_evictable(cache, kind, record) == marked:
         return
@@ -204,7 +173,7 @@ def mark_evictable(cache: CacheArrays, kind: int, record: int) -> None:
 @njit_inlined
 def forget_evictable(cache: CacheArrays, gone: int) -> None:
     """Let a record be evictable for no kind."""
-    leaf, place = cache.state[FIRST_LEAF], _place_of(cache, gone)
+    leaf, place = cache.state[c.FIRST_LEAF], _place_of(cache, gone)
     for kind in range(cache.evictable.shape[0]):
         if holds(cache.evictable[kind], leaf, place):
             discard(cache.evictable[kind], leaf, place)
@@ -213,8 +182,8 @@ def forget_evictable(cache: CacheArrays, gone: int) -> None:
 @njit_inlined
 def oldest_evictable(cache: CacheArrays, kind: int) -> int:
     """Return the place in the LRU order of the least recently used evictable record. -1: there is none."""
-    place = least(cache.evictable[kind], cache.state[FIRST_LEAF])
-    if place >= cache.state[RECENCY_END]:
+    place = least(cache.evictable[kind], cache.state[c.FIRST_LEAF])
+    if place >= cache.state[c.RECENCY_END]:
         raise InvariantError("a place behind the end of the LRU order is marked as evictable")
     return place
 
@@ -222,62 +191,62 @@ def oldest_evictable(cache: CacheArrays, kind: int) -> int:
 @njit_part
 def _link_newest(cache: CacheArrays, used: int) -> None:
     state, record = cache.state, cache.record
-    place = state[RECENCY_END]
-    last = state[NEWEST_RECORD]
-    record[OLDER, used] = last
-    record[NEWER, used] = -1
+    place = state[c.RECENCY_END]
+    last = state[c.NEWEST_RECORD]
+    record[c.OLDER, used] = last
+    record[c.NEWER, used] = -1
     if last >= 0:
-        record[NEWER, last] = used
+        record[c.NEWER, last] = used
     else:
-        state[OLDEST_RECORD] = used
-    state[NEWEST_RECORD] = used
+        state[c.OLDEST_RECORD] = used
+    state[c.NEWEST_RECORD] = used
     cache.recency[place] = used
-    record[RECENCY_PLACE, used] = place
-    state[RECENCY_END] = place + 1
+    record[c.RECENCY_PLACE, used] = place
+    state[c.RECENCY_END] = place + 1
 
 
 @njit_inlined
 def _unlink(cache: CacheArrays, gone: int) -> None:
     state, record = cache.state, cache.record
     place = _place_of(cache, gone)
-    older, newer = record[OLDER, gone], record[NEWER, gone]
+    older, newer = record[c.OLDER, gone], record[c.NEWER, gone]
     if older >= 0:
-        record[NEWER, older] = newer
+        record[c.NEWER, older] = newer
     else:
-        state[OLDEST_RECORD] = newer
+        state[c.OLDEST_RECORD] = newer
     if newer >= 0:
-        record[OLDER, newer] = older
+        record[c.OLDER, newer] = older
     else:
-        state[NEWEST_RECORD] = older
+        state[c.NEWEST_RECORD] = older
     cache.recency[place] = -1
 
 
 @njit_part
 def _sweep(cache: CacheArrays) -> None:
     """Go on moving records down into the gaps, so that there is a place for the use that comes next."""
-    state, recency, leaf = cache.state, cache.recency, cache.state[FIRST_LEAF]
-    at, settled = state[SWEPT], state[SETTLED]
-    if settled < 0 or settled > at or at > state[RECENCY_END] or state[RECENCY_END] > recency.size:
+    state, recency, leaf = cache.state, cache.recency, cache.state[c.FIRST_LEAF]
+    at, settled = state[c.SWEPT], state[c.SETTLED]
+    if settled < 0 or settled > at or at > state[c.RECENCY_END] or state[c.RECENCY_END] > recency.size:
         raise InvariantError("the sweep of the LRU order is outside of it")
     for _ in range(_SWEEP):
-        if at == state[RECENCY_END]:
-            state[RECENCY_END] = settled
+        if at == state[c.RECENCY_END]:
+            state[c.RECENCY_END] = settled
             at, settled = 0, 0
-            if state[RECENCY_END] == 0:
+            if state[c.RECENCY_END] == 0:
                 break
         moved = recency[at]
         if moved >= 0:
             if settled < at:
                 recency[at] = -1
                 recency[settled] = moved
-                cache.record[RECENCY_PLACE, moved] = settled
+                cache.record[c.RECENCY_PLACE, moved] = settled
                 for kind in range(cache.evictable.shape[0]):
                     _move_mark(cache.evictable[kind], leaf, at, settled)
             settled += 1
         at += 1
-    state[SWEPT] = at
-    state[SETTLED] = settled
-    if state[RECENCY_END] >= recency.size:
+    state[c.SWEPT] = at
+    state[c.SETTLED] = settled
+    if state[c.RECENCY_END] >= recency.size:
         raise InvariantError("the LRU order has no place left")
 
 

@@ -14,23 +14,11 @@ from ctxcache.arguments import as_integer, check_member
 from ctxcache.errors import ContractError
 from ctxcache.ids import ContextCacheDeploymentKind, ContextCacheExecutionMode, ResourceType
 from ctxcache.manager import growth, reservations
+from ctxcache.manager import layout as c
 from ctxcache.manager.acquire import acquire_plan
 from ctxcache.manager.eviction import evict_beyond
 from ctxcache.manager.invariants import check_invariants
-from ctxcache.manager.layout import (
-    CAPACITY,
-    COMMITTED,
-    EVICTED,
-    EXISTING,
-    FREE,
-    NUM_NODES,
-    PAIRED_COMMITS,
-    RECLAIMED,
-    REFUSED,
-    RESOURCE_KIND,
-    RESTORED,
-    allocate_cache,
-)
+from ctxcache.manager.layout import allocate_cache
 from ctxcache.manager.lease_table import LeaseTable, drop_slots, release_lease
 from ctxcache.manager.planning import candidate_lengths, make_plan, match_input, read_request
 from ctxcache.manager.publish import publish_blocks
@@ -348,7 +336,7 @@ class ContextCacheManager:
         Raises:
             ContractError: a released or foreign lease.
         """
-        drop_slots(self._cache, self._leases.arrays.fields, self._leases.row_of(lease), RESTORED)
+        drop_slots(self._cache, self._leases.arrays.fields, self._leases.row_of(lease), c.RESTORED)
 
     # The whole cache.
 
@@ -366,8 +354,8 @@ class ContextCacheManager:
     def pool(self, resource_type: ResourceType) -> PoolOccupancy:
         """Return free and capacity of one pool."""
         check_member("resource_type", resource_type, ResourceType)
-        kind = RESOURCE_KIND[resource_type]
-        return PoolOccupancy(int(self._state[FREE + kind]), int(self._state[CAPACITY + kind]))
+        kind = c.RESOURCE_KIND[resource_type]
+        return PoolOccupancy(int(self._state[c.FREE + kind]), int(self._state[c.CAPACITY + kind]))
 
     @property
     def records(self) -> RecordViews:
@@ -382,7 +370,7 @@ class ContextCacheManager:
     @property
     def num_indexed_blocks(self) -> int:
         """How many blocks the index holds: those that a lookup can reach."""
-        return int(self._state[NUM_NODES])
+        return int(self._state[c.NUM_NODES])
 
     @property
     def cache_bytes(self) -> int:
@@ -392,9 +380,9 @@ class ContextCacheManager:
     def counters(self) -> ManagerCounters:
         """Return the totals."""
         committed, existing, refused, paired, evicted = (
-            int(self._state[entry]) for entry in (COMMITTED, EXISTING, REFUSED, PAIRED_COMMITS, EVICTED)
+            int(self._state[entry]) for entry in (c.COMMITTED, c.EXISTING, c.REFUSED, c.PAIRED_COMMITS, c.EVICTED)
         )
-        base, draft, recurrent, partial = (int(count) for count in self._state[RECLAIMED : RECLAIMED + 4])
+        base, draft, recurrent, partial = (int(count) for count in self._state[c.RECLAIMED : c.RECLAIMED + 4])
         return ManagerCounters(
             publication_attempts=committed + existing + refused,
             committed_publications=committed,

@@ -11,22 +11,14 @@ from ctxcache.arguments import Int32s, Words, as_flag, as_integer, as_keys, chec
 from ctxcache.errors import ContractError
 from ctxcache.ids import ContextCacheExecutionMode, MissReason, ReusePlanKind, SpecReplayMode
 from ctxcache.jit import njit_in_place
+from ctxcache.manager import layout as c
 from ctxcache.manager.block_index import find_deepest
 from ctxcache.manager.block_tree import write_path
 from ctxcache.manager.checkpoints import check_exact_keys, find_checkpoint, list_lengths
 from ctxcache.manager.draft_pages import count_paired, write_draft_path
-from ctxcache.manager.layout import (
-    EXACT_LENGTH,
-    GHOSTS,
-    NUM_BLOCKS,
-    NUM_RECORDS,
-    PAIR_PAGE,
-    PARTIAL_SLOT,
-    RECURRENT_SLOT,
-    CacheArrays,
-)
+from ctxcache.manager.layout import CacheArrays
 from ctxcache.manager.results import HybridCheckpointKey, MatchResult, ReusePlan
-from ctxcache.manager.traits import DeploymentTraits, runs_paired_draft
+from ctxcache.manager.traits import PAIRED_MODES, DeploymentTraits
 
 _NO_PAGES = np.empty(0, np.int32)
 _NO_PAGES_SHOWN = np.empty(0, np.int32)
@@ -49,19 +41,18 @@ def match_blocks(cache: CacheArrays, keys: Words, num_blocks: int, path: Int32s,
         return matched, 0
     num_paired = count_paired(cache.node, path[:matched])
     for i in range(num_paired - 1):
-        drafts[i] = cache.node[PAIR_PAGE, path[i + 1]]
+        drafts[i] = cache.node[c.PAIR_PAGE, path[i + 1]]
     return matched, num_paired
 
 
 class PlanProof(NamedTuple):
     """What `acquire` looks at again, to see whether a plan still holds. `-1`, 0 and no pages where nothing is reused.
 
-        matched blocks:  [0, num_reused) shared with the lease | [num_reused, matched) computed again
+        matched blocks:  [0, reused) shared with the lease | [reused, matched) computed again
 
     Attributes:
         last_key: `uint64[2]`, key of the last matched block.
         matched: canonical pages of the matched blocks. The plan shows the same memory, read-only.
-        num_reused: how many of them the lease shares.
         num_paired: how many of them have to be paired still; 0 where drafts do not matter.
         drafts: draft pages that the lease shares.
         record: row of the checkpoint to restore, or -1.
@@ -70,14 +61,13 @@ class PlanProof(NamedTuple):
 
     last_key: Words
     matched: Int32s
-    num_reused: int
     num_paired: int
     drafts: Int32s
     record: int
     serial: int
 
 
-_NOTHING_TO_PROVE = PlanProof(np.zeros(2, np.uint64), _NO_PAGES, 0, 0, _NO_PAGES, -1, 0)
+_NOTHING_TO_PROVE = PlanProof(np.zeros(2, np.uint64), _NO_PAGES, 0, _NO_PAGES, -1, 0)
 
 
 class PlanRequest(NamedTuple):
@@ -123,23 +113,22 @@ def read_request(
     exact_keys: Iterable[HybridCheckpointKey] = (),
 ) -> PlanRequest:
     """Check what a caller asks to plan; `ContractError` says what is wrong."""
-    kind = traits.kind.name
     check_member("mode", mode, ContextCacheExecutionMode)
     if mode not in traits.modes:
         served = ", ".join(served.name for served in traits.modes)
-        raise ContractError(f"mode is {mode.name}; a {kind} deployment serves {served}")
+        raise ContractError(f"mode is {mode.name}; a {traits.kind.name} deployment serves {served}")
     num_tokens = as_integer("num_tokens", num_tokens, 1)
     draft_extra_tokens = as_integer("draft_extra_tokens", draft_extra_tokens)
-    paired = runs_paired_draft(mode)
+    paired = mode in PAIRED_MODES
     if draft_extra_tokens and not paired:
         raise ContractError(
             f"draft_extra_tokens is {draft_extra_tokens}, but {mode.name} runs no paired draft; leave it 0"
         )
     # What can make no checkpoint can use none either.
-    cold = as_flag("bypass", bypass) or (traits.has_checkpoints and not traits.may_make_checkpoints(mode))
+    cold = as_flag("bypass", bypass) or (traits.has_checkpoints and mode not in traits.checkpoint_modes)
     exact = check_exact_keys(exact_keys)
     if exact and not traits.has_checkpoints:
-        raise ContractError(f"exact_keys has entries, but a {kind} deployment has no checkpoints")
+        raise ContractError(f"exact_keys has entries, but a {traits.kind.name} deployment has no checkpoints")
     return PlanRequest(
         traits=traits,
         keys=as_keys(keys, 0 if cold else num_tokens // traits.tokens_per_page),
@@ -171,8 +160,8 @@ def _attention_plan(cache: CacheArrays, request: PlanRequest, owner: object) -> 
     matched = num_paired if request.paired else indexed
     if matched == 0:
         return _cold_plan(request, owner)
-    # Blocks of the input: [0, reused) shared | [reused, matched) computed again | [matched, n / P] computed.
-    # A draft's state at the boundary depends on the token behind it, and the last token is computed for its logits.
+    # Blocks of the input: [0, reused) shared | [reused, matched) computed again, privately | [matched, n / P] computed
+    # One is computed again for a draft, whose state there depends on the token behind it, or for the logits of the last token.
     replays = request.mode is not ContextCacheExecutionMode.VANILLA
     rewinds = matched * request.traits.tokens_per_page == request.num_tokens
     reused = matched - 1 if replays or rewinds else matched
@@ -200,9 +189,7 @@ def _attention_plan(cache: CacheArrays, request: PlanRequest, owner: object) -> 
         exact_checkpoint_length=0,
         spec_replay_mode=SpecReplayMode.FULL_PAGE if replays else SpecReplayMode.NONE,
         _owner=owner,
-        _proof=PlanProof(
-            request.keys[matched - 1].copy(), path, reused, matched if request.paired else 0, drafts, -1, 0
-        ),
+        _proof=PlanProof(request.keys[matched - 1].copy(), path, matched if request.paired else 0, drafts, -1, 0),
     )
 
 
@@ -211,14 +198,15 @@ def _checkpoint_plan(cache: CacheArrays, request: PlanRequest, owner: object) ->
     record = _longest_checkpoint(cache, request, path)
     if record < 0:
         return _cold_plan(request, owner)
-    # Tokens of the input: [0, blocks * P) in shared pages | [.., length) in the partial snapshot, if any | [length, n) computed
-    length, blocks = int(cache.record[EXACT_LENGTH, record]), int(cache.record[NUM_BLOCKS, record])
+    # Tokens of the input: [0, blocks * P) in shared pages | [blocks * P, length) copied from the partial-KV snapshot
+    #                      [length, n) computed; the recurrent snapshot holds the state after [0, length)
+    length, blocks = int(cache.record[c.EXACT_LENGTH, record]), int(cache.record[c.NUM_BLOCKS, record])
     path = path[:blocks]
     shown = _shown(path)
     drafts = np.empty(blocks if request.paired else 0, np.int32)
     write_draft_path(cache, record, drafts)
     base_demand, draft_demand = _page_demands(request, blocks)
-    partial = int(cache.record[PARTIAL_SLOT, record])
+    partial = int(cache.record[c.PARTIAL_SLOT, record])
     return ReusePlan(
         kind=ReusePlanKind.STANDARD,
         execution_mode=request.mode,
@@ -231,12 +219,12 @@ def _checkpoint_plan(cache: CacheArrays, request: PlanRequest, owner: object) ->
         reused_draft_pages=_shown(drafts),
         base_page_demand=base_demand,
         draft_page_demand=draft_demand,
-        recurrent_snapshot_slot=int(cache.record[RECURRENT_SLOT, record]),
+        recurrent_snapshot_slot=int(cache.record[c.RECURRENT_SLOT, record]),
         partial_kv_snapshot_slot=partial if partial >= 0 else None,
         exact_checkpoint_length=length,
         spec_replay_mode=SpecReplayMode.NONE,
         _owner=owner,
-        _proof=PlanProof(_NOTHING_TO_PROVE.last_key, path, blocks, 0, drafts, record, int(cache.serial[record])),
+        _proof=PlanProof(_NOTHING_TO_PROVE.last_key, path, 0, drafts, record, int(cache.serial[record])),
     )
 
 
@@ -316,7 +304,7 @@ def _refuse_broken_chain(matched: int) -> None:
 
 def candidate_lengths(cache: CacheArrays, request: PlanRequest) -> Int32s:
     """Return the exact lengths below the input's at which a checkpoint may match, distinct and falling."""
-    lengths = np.empty(int(cache.state[NUM_RECORDS]), np.int32)
+    lengths = np.empty(int(cache.state[c.NUM_RECORDS]), np.int32)
     path = match_shared_blocks(cache, request)
     tokens_per_page = request.traits.tokens_per_page
     count = list_lengths(cache, path, request.keys, tokens_per_page, request.num_tokens, lengths)
@@ -343,7 +331,7 @@ def _count_indexed(cache: CacheArrays, request: PlanRequest) -> int:
 def _reason(cache: CacheArrays, request: PlanRequest, plan: ReusePlan, indexed: int) -> MissReason:
     if request.bypass:
         return MissReason.BYPASS
-    if cache.state[NUM_RECORDS] == 0 and not _first_unmatched_was_evicted(cache, request, indexed):
+    if cache.state[c.NUM_RECORDS] == 0 and not _first_unmatched_was_evicted(cache, request, indexed):
         return MissReason.EMPTY_CACHE
     if request.traits.has_checkpoints:
         return _checkpoint_reason(cache, request, plan, indexed)
@@ -384,4 +372,4 @@ def _first_unmatched_was_evicted(cache: CacheArrays, request: PlanRequest, index
 
 
 def _was_evicted(cache: CacheArrays, low: int) -> bool:
-    return low != 0 and int(cache.ghost[low % GHOSTS]) == low
+    return low != 0 and int(cache.ghost[low % c.GHOSTS]) == low

@@ -18,43 +18,12 @@ from ctxcache.arguments import Int32s, Words, as_integer, as_keys
 from ctxcache.errors import ContractError, InvariantError
 from ctxcache.ids import PublishStatus
 from ctxcache.jit import njit_in_place, njit_part
+from ctxcache.manager import layout as c
 from ctxcache.manager.block_index import find, find_deepest, insert, remove
 from ctxcache.manager.block_tree import link, note_newest, write_path
 from ctxcache.manager.draft_pages import attach_pairs
 from ctxcache.manager.eviction import evict_beyond
-from ctxcache.manager.layout import (
-    BASE,
-    CACHE_REFS,
-    COMMITTED,
-    EXACT_LENGTH,
-    EXISTING,
-    EXTENDED_RECORDS,
-    FIRST_RECORD,
-    FREE_RECORD,
-    HAS_PAIRS,
-    KNOWN,
-    LEASE_REFS,
-    MAX_RECORDS,
-    NUM_BASE,
-    NUM_BLOCKS,
-    NUM_DRAFT,
-    NUM_PAIRED_BLOCKS,
-    NUM_STRADDLING,
-    OFFSET,
-    PAIR_COUNT,
-    PAIR_PAGE,
-    PAIRED,
-    PAIRED_COMMITS,
-    PARTIAL,
-    PUBLISHED,
-    RECURRENT,
-    RECURRENT_SLOT,
-    REFUSED,
-    RESERVED,
-    STRADDLES,
-    CacheArrays,
-    LeaseArrays,
-)
+from ctxcache.manager.layout import CacheArrays, LeaseArrays
 from ctxcache.manager.lease_table import LeaseTable, check_row
 from ctxcache.manager.lru import mark_evictable, new_record, touch
 from ctxcache.manager.pools import copy_pages, hold
@@ -73,7 +42,7 @@ _REFUSALS = {
     SLOT_TAKEN: "the reserved slots hold a checkpoint published before; retire them and reserve again",
 }
 _NO_EXACT = np.zeros(4, np.uint64)
-_BLOCKS_AHEAD = 8  # between asking for a slot's memory and writing there
+_INSERTS_AHEAD = 8  # blocks between asking for a slot's memory and writing there
 
 
 class Offer(NamedTuple):
@@ -115,7 +84,7 @@ def publish_blocks(
     row = table.row_of(lease)
     resident = as_integer("resident_state_length", resident_state_length)
     draft = as_integer("draft_state_length", draft_state_length)
-    if draft and table.arrays.fields[PAIRED, row] != 1:
+    if draft and table.arrays.fields[c.PAIRED, row] != 1:
         raise ContractError(f"draft_state_length is {draft}, but the lease runs no paired draft; leave it 0")
     if draft > resident:
         raise ContractError(
@@ -130,7 +99,7 @@ def publish_blocks(
 def publish_offer(table: LeaseTable, records: RecordViews, keys: Words, offer: Offer, exact: Words) -> PublishResult:
     """Publish what a lease offers, and say what became of it; `exact` as in `publish_endpoint`."""
     fields, blocks = table.arrays.fields, offer.num_blocks
-    keys = as_keys(keys, max(blocks, int(fields[KNOWN, offer.row])))
+    keys = as_keys(keys, max(blocks, int(fields[c.KNOWN, offer.row])))
     path = np.empty(blocks, np.int32)
     made = Publication(*publish_endpoint(table.cache, table.arrays, keys, exact, tuple(offer), path))
     if made.answer < 0:
@@ -140,7 +109,7 @@ def publish_offer(table: LeaseTable, records: RecordViews, keys: Words, offer: O
         status=PublishStatus.EXISTING_RECORD if made.answer == FOUND else PublishStatus.PUBLISHED,
         record=records.view(made.record) if kept else None,
         canonical_base_pages=path,
-        published_full_block_count=int(fields[PUBLISHED, offer.row]),
+        published_full_block_count=int(fields[c.PUBLISHED, offer.row]),
     )
 
 
@@ -162,26 +131,26 @@ def publish_endpoint(
     offer = Offer(*offered)
     check_row(leases, offer.row)
     row, blocks, fields = offer.row, offer.num_blocks, leases.fields
-    if fields[KNOWN, row] > fields[NUM_BASE, row] or max(blocks, fields[KNOWN, row]) > keys.shape[0]:
+    if fields[c.KNOWN, row] > fields[c.NUM_BASE, row] or max(blocks, fields[c.KNOWN, row]) > keys.shape[0]:
         raise InvariantError("a lease knows more blocks than it has pages or keys")
-    attempt = offer.exact_length > 0 or blocks > fields[PUBLISHED, row]
+    attempt = offer.exact_length > 0 or blocks > fields[c.PUBLISHED, row]
     answer, record = _publish(cache, leases, keys, exact, offer, path)
     serial = 0
     if answer < 0:
         if attempt:
-            cache.state[REFUSED] += 1
+            cache.state[c.REFUSED] += 1
     else:
         if answer != FOUND:
-            cache.state[COMMITTED] += 1
+            cache.state[c.COMMITTED] += 1
             if offer.num_draft_blocks > 0:
-                cache.state[PAIRED_COMMITS] += 1
+                cache.state[c.PAIRED_COMMITS] += 1
         elif attempt:
-            cache.state[EXISTING] += 1
-        fields[PUBLISHED, row] = max(fields[PUBLISHED, row], blocks)
+            cache.state[c.EXISTING] += 1
+        fields[c.PUBLISHED, row] = max(fields[c.PUBLISHED, row], blocks)
         _note_keys(cache, leases, keys, row, blocks)
         _note_straddling(cache, leases, row, path, offer.num_draft_blocks)
         serial = cache.serial[record]
-        evict_beyond(cache, cache.state[MAX_RECORDS])
+        evict_beyond(cache, cache.state[c.MAX_RECORDS])
     return answer, record, serial
 
 
@@ -193,29 +162,31 @@ def _publish(
     fields = leases.fields
 
     # Is it the lease's to offer?
-    if blocks > fields[NUM_BASE, row] or draft_blocks > fields[NUM_DRAFT, row]:
+    if blocks > fields[c.NUM_BASE, row] or draft_blocks > fields[c.NUM_DRAFT, row]:
         return BEYOND_PAGES, -1
-    if not _is_own_prefix(cache.key, keys, leases.base_pages[row, : fields[KNOWN, row]]):
+    if not _is_own_prefix(cache.key, keys, leases.base_pages[row, : fields[c.KNOWN, row]]):
         return NOT_OWN_PREFIX, -1
 
     # What stands there already: indexed blocks, and a record at the end.
     standing = -1
     if length > 0:
         standing = find(cache.exact_key, cache.exact_slot, exact[0], exact[1])
-        if standing >= 0 and cache.record[EXACT_LENGTH, standing] != length:
+        if standing >= 0 and cache.record[c.EXACT_LENGTH, standing] != length:
             return NO_CHAIN, -1
-        slot = fields[RESERVED, row]
+        slot = fields[c.RESERVED, row]
         if slot < 0:
             raise InvariantError("a checkpoint is published without reserved slots")
-        if standing < 0 and cache.resource[CACHE_REFS, cache.state[OFFSET + RECURRENT] + slot] > 0:
+        if standing < 0 and cache.resource[c.CACHE_REFS, cache.state[c.OFFSET + c.RECURRENT] + slot] > 0:
             return SLOT_TAKEN, -1
     matched, tip = find_deepest(cache.key, cache.slot, keys, blocks)
     if matched > 0 and not write_path(cache.node, tip, path[:matched]):
         return NO_CHAIN, -1
     if length == 0 and matched == blocks:
-        standing = cache.resource[FIRST_RECORD, tip]
-    if standing < 0 and cache.state[FREE_RECORD] < 0:
+        standing = cache.resource[c.FIRST_RECORD, tip]
+    if standing < 0 and cache.state[c.FREE_RECORD] < 0:
         raise InvariantError("a record is to be made without a free one")
+    if cache.state[c.NUM_NODES] + blocks - matched > cache.key.shape[0]:
+        raise InvariantError("more blocks are to be indexed than there are pages")
 
     # New blocks.
     new_pages = leases.base_pages[row, matched:blocks]
@@ -229,12 +200,12 @@ def _publish(
     # The record at their end.
     if standing >= 0:
         touch(cache, standing)
-        if draft_blocks > 0 and draft_blocks > cache.record[NUM_PAIRED_BLOCKS, standing]:
+        if draft_blocks > 0 and draft_blocks > cache.record[c.NUM_PAIRED_BLOCKS, standing]:
             attach_pairs(cache, standing, leases.draft_pages[row, :draft_blocks])
             return CHANGED, standing
         return FOUND, standing
     made = new_record(cache, tip)
-    if cache.state[EXTENDED_RECORDS]:
+    if cache.state[c.EXTENDED_RECORDS]:
         _fill_record(cache, leases, made, exact, offer)
     note_newest(cache.node, tip, made)
     return MADE, made
@@ -252,18 +223,18 @@ def _is_own_prefix(key: Words, keys: Words, known: Int32s) -> bool:
 @njit_part
 def _note_keys(cache: CacheArrays, leases: LeaseArrays, keys: Words, row: int, blocks: int) -> None:
     """Settle the identity of blocks just published: also pages that are no canonical ones remember their keys."""
-    for i in range(leases.fields[KNOWN, row], blocks):
+    for i in range(leases.fields[c.KNOWN, row], blocks):
         page = leases.base_pages[row, i]
-        if cache.resource[CACHE_REFS, page] == 0:
+        if cache.resource[c.CACHE_REFS, page] == 0:
             cache.key[page, 0] = keys[i, 0]
             cache.key[page, 1] = keys[i, 1]
-    leases.fields[KNOWN, row] = max(leases.fields[KNOWN, row], blocks)
+    leases.fields[c.KNOWN, row] = max(leases.fields[c.KNOWN, row], blocks)
 
 
 @njit_part
 def _note_straddling(cache: CacheArrays, leases: LeaseArrays, row: int, path: Int32s, draft_blocks: int) -> None:
     """Note that a lease has published behind pages of others: those may be freed while its own, further on, are leased."""
-    if leases.fields[STRADDLES, row] == 1:
+    if leases.fields[c.STRADDLES, row] == 1:
         return
     behind_others, straddles = False, False
     for i in range(path.size):
@@ -271,10 +242,10 @@ def _note_straddling(cache: CacheArrays, leases: LeaseArrays, row: int, path: In
         straddles |= own and behind_others
         behind_others |= not own
     for i in range(1, draft_blocks):
-        straddles |= cache.node[PAIR_PAGE, path[i]] != leases.draft_pages[row, i - 1]
+        straddles |= cache.node[c.PAIR_PAGE, path[i]] != leases.draft_pages[row, i - 1]
     if straddles:
-        leases.fields[STRADDLES, row] = 1
-        cache.state[NUM_STRADDLING] += 1
+        leases.fields[c.STRADDLES, row] = 1
+        cache.state[c.NUM_STRADDLING] += 1
 
 
 @njit_part
@@ -285,13 +256,13 @@ def _index_blocks(cache: CacheArrays, keys: Words, pages: Int32s) -> bool:
     sound = True
     while done < pages.size:
         page = pages[done]
-        if done + _BLOCKS_AHEAD < pages.size:
-            fetch_slot(slot, keys[done + _BLOCKS_AHEAD, 1])
+        if done + _INSERTS_AHEAD < pages.size:
+            fetch_slot(slot, keys[done + _INSERTS_AHEAD, 1])
         sound = (
             page >= 0
-            and resource[CACHE_REFS, page] == 0
-            and resource[LEASE_REFS, page] > 0
-            and resource[FIRST_RECORD, page] < 0
+            and resource[c.CACHE_REFS, page] == 0
+            and resource[c.LEASE_REFS, page] > 0
+            and resource[c.FIRST_RECORD, page] < 0
         )
         if not sound or not insert(key, slot, page, keys[done, 0], keys[done, 1]):
             break
@@ -312,31 +283,31 @@ def _enter_blocks(cache: CacheArrays, pages: Int32s, parent: int) -> None:
     state, node, resource = cache.state, cache.node, cache.resource
     tip = parent
     for page in pages:
-        if state[HAS_PAIRS]:
-            node[PAIR_PAGE, page] = -1
-            node[PAIR_COUNT, page] = 0
+        if state[c.HAS_PAIRS]:
+            node[c.PAIR_PAGE, page] = -1
+            node[c.PAIR_COUNT, page] = 0
         link(state, node, page, tip)
-        resource[CACHE_REFS, page] = 1
+        resource[c.CACHE_REFS, page] = 1
         tip = page
-    if parent >= 0 and resource[FIRST_RECORD, parent] >= 0:
-        mark_evictable(cache, BASE, resource[FIRST_RECORD, parent])
+    if parent >= 0 and resource[c.FIRST_RECORD, parent] >= 0:
+        mark_evictable(cache, c.BASE, resource[c.FIRST_RECORD, parent])
 
 
 @njit_part
 def _fill_record(cache: CacheArrays, leases: LeaseArrays, made: int, exact: Words, offer: Offer) -> None:
     record = cache.record
-    record[NUM_BLOCKS, made] = offer.num_blocks
-    record[NUM_PAIRED_BLOCKS, made] = 0
-    record[EXACT_LENGTH, made] = offer.exact_length
+    record[c.NUM_BLOCKS, made] = offer.num_blocks
+    record[c.NUM_PAIRED_BLOCKS, made] = 0
+    record[c.EXACT_LENGTH, made] = offer.exact_length
     if offer.exact_length > 0:
         insert(cache.exact_key, cache.exact_slot, made, exact[0], exact[1])
         cache.exact_key[made, 2] = exact[2]
         cache.exact_key[made, 3] = exact[3]
-        for kind in (RECURRENT, PARTIAL):
-            slot = leases.fields[RESERVED + kind - RECURRENT, offer.row]
+        for kind in (c.RECURRENT, c.PARTIAL):
+            slot = leases.fields[c.RESERVED + kind - c.RECURRENT, offer.row]
             if slot >= 0:
-                record[RECURRENT_SLOT + kind - RECURRENT, made] = slot
-                cache.resource[FIRST_RECORD, cache.state[OFFSET + kind] + slot] = made
+                record[c.RECURRENT_SLOT + kind - c.RECURRENT, made] = slot
+                cache.resource[c.FIRST_RECORD, cache.state[c.OFFSET + kind] + slot] = made
                 hold(cache, kind, slot)
     if offer.num_draft_blocks > 0:
         attach_pairs(cache, made, leases.draft_pages[offer.row, : offer.num_draft_blocks])

@@ -7,18 +7,10 @@ import numpy as np
 from ctxcache.arguments import Words, as_integer, as_keys, describe
 from ctxcache.errors import ContractError, InvariantError
 from ctxcache.jit import njit_in_place
+from ctxcache.manager import layout as c
 from ctxcache.manager.checkpoints import check_exact_keys
 from ctxcache.manager.eviction import make_room
-from ctxcache.manager.layout import (
-    CHECKPOINTS_ALLOWED,
-    NUM_BASE,
-    PARTIAL,
-    RECURRENT,
-    RESERVED,
-    RESERVED_LENGTH,
-    CacheArrays,
-    LeaseArrays,
-)
+from ctxcache.manager.layout import CacheArrays, LeaseArrays
 from ctxcache.manager.lease_table import LeaseTable, check_row, drop_slots
 from ctxcache.manager.pools import take
 from ctxcache.manager.publish import Offer, publish_offer
@@ -32,10 +24,10 @@ def reserve_snapshots(
     """Take the slots for one capture at so many tokens; `None` under pressure."""
     row, fields, traits = _checkpoint_row(table, lease), table.arrays.fields, table.traits
     length = as_integer("exact_length", exact_length, 1)
-    if fields[RESERVED, row] >= 0:
+    if fields[c.RESERVED, row] >= 0:
         raise ContractError("the lease holds a reservation already; publish and retire it first")
-    if traits.has_pages and length > fields[NUM_BASE, row] * traits.tokens_per_page:
-        raise ContractError(f"exact_length is {length}, beyond the lease's {int(fields[NUM_BASE, row])} pages")
+    if traits.has_pages and length > fields[c.NUM_BASE, row] * traits.tokens_per_page:
+        raise ContractError(f"exact_length is {length}, beyond the lease's {int(fields[c.NUM_BASE, row])} pages")
     # A partial page is copied: the last page where the length ends within it, and the boundary page of MTP always.
     needs_partial = traits.has_pages and (traits.is_mtp or length % traits.tokens_per_page != 0)
     if not reserve_slots(table.cache, table.arrays, row, length, int(needs_partial)):
@@ -48,13 +40,13 @@ def reserve_slots(cache: CacheArrays, leases: LeaseArrays, row: int, exact_lengt
     """Take a recurrent slot and `num_partial` (0 or 1) partial-KV slots; `False` and nothing changed when it cannot be."""
     check_row(leases, row)
     fields = leases.fields
-    if fields[RESERVED, row] >= 0 or fields[RESERVED + 1, row] >= 0:
+    if fields[c.RESERVED, row] >= 0 or fields[c.RESERVED + 1, row] >= 0:
         raise InvariantError("slots are reserved for a lease that has reserved some")
     if not make_room(cache, leases, (0, 0, 1, num_partial)):
         return False
-    take(cache.state, cache.resource, RECURRENT, fields[RESERVED, row : row + 1])
-    take(cache.state, cache.resource, PARTIAL, fields[RESERVED + 1, row : row + num_partial])
-    fields[RESERVED_LENGTH, row] = exact_length
+    take(cache.state, cache.resource, c.RECURRENT, fields[c.RESERVED, row : row + 1])
+    take(cache.state, cache.resource, c.PARTIAL, fields[c.RESERVED + 1, row : row + num_partial])
+    fields[c.RESERVED_LENGTH, row] = exact_length
     return True
 
 
@@ -70,7 +62,7 @@ def publish_checkpoint(
     row, traits = _checkpoint_row(table, lease), table.traits
     _check_reservation(table, row, reservation)
     (checkpoint,) = check_exact_keys((checkpoint,))
-    length, reserved = checkpoint.exact_length, int(table.arrays.fields[RESERVED_LENGTH, row])
+    length, reserved = checkpoint.exact_length, int(table.arrays.fields[c.RESERVED_LENGTH, row])
     if length != reserved:
         raise ContractError(f"the checkpoint's exact length is {length}, but the slots were reserved for {reserved}")
     full_blocks = length // traits.tokens_per_page
@@ -90,12 +82,12 @@ def retire_snapshots(table: LeaseTable, lease: CacheRequestLease, reservation: H
     """End the lease's hold on its reserved slots."""
     row = table.row_of(lease)
     _check_reservation(table, row, reservation)
-    drop_slots(table.cache, table.arrays.fields, row, RESERVED)
+    drop_slots(table.cache, table.arrays.fields, row, c.RESERVED)
 
 
 def _checkpoint_row(table: LeaseTable, lease: CacheRequestLease) -> int:
     row = table.row_of(lease)
-    if table.arrays.fields[CHECKPOINTS_ALLOWED, row] != 1:
+    if table.arrays.fields[c.CHECKPOINTS_ALLOWED, row] != 1:
         raise ContractError(
             f"this lease of a {table.traits.kind.name} deployment makes no checkpoints; its state is not captured"
         )
@@ -103,7 +95,7 @@ def _checkpoint_row(table: LeaseTable, lease: CacheRequestLease) -> int:
 
 
 def _held_by(table: LeaseTable, row: int) -> HybridSnapshotReservation | None:
-    recurrent, partial = (int(slot) for slot in table.arrays.fields[RESERVED : RESERVED + 2, row])
+    recurrent, partial = (int(slot) for slot in table.arrays.fields[c.RESERVED : c.RESERVED + 2, row])
     return HybridSnapshotReservation(recurrent, partial if partial >= 0 else None) if recurrent >= 0 else None
 
 

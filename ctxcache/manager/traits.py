@@ -7,8 +7,8 @@ from typing import NamedTuple, Self
 from ctxcache.config import EXECUTION_MODES
 from ctxcache.ids import PAIRED_KINDS, RECURRENT_KINDS, ContextCacheDeploymentKind, ContextCacheExecutionMode
 
-_PAIRED_MODES = (ContextCacheExecutionMode.EAGLE, ContextCacheExecutionMode.MTP)
-"""A tuple: members are hashed by Python code, and two comparisons are faster."""
+PAIRED_MODES = (ContextCacheExecutionMode.EAGLE, ContextCacheExecutionMode.MTP)
+"""Modes that run a draft with pages of its own. A tuple: members are hashed by Python code, two comparisons are faster."""
 
 
 class DeploymentTraits(NamedTuple):
@@ -18,6 +18,7 @@ class DeploymentTraits(NamedTuple):
         kind: the deployment.
         tokens_per_page: tokens in a page, P.
         modes: execution modes that it serves.
+        checkpoint_modes: those whose leases may make checkpoints. The plain mode of MTP writes no draft state for one.
         has_pages: it has attention layers, so base pages.
         has_checkpoints: it has recurrent layers: what it publishes is state at exact lengths.
         has_pairs: it has draft pages beside base pages.
@@ -27,6 +28,7 @@ class DeploymentTraits(NamedTuple):
     kind: ContextCacheDeploymentKind
     tokens_per_page: int
     modes: tuple[ContextCacheExecutionMode, ...]
+    checkpoint_modes: tuple[ContextCacheExecutionMode, ...]
     has_pages: bool
     has_checkpoints: bool
     has_pairs: bool
@@ -35,21 +37,15 @@ class DeploymentTraits(NamedTuple):
     @classmethod
     def of(cls, kind: ContextCacheDeploymentKind, tokens_per_page: int) -> Self:
         """Return the traits of a kind."""
+        modes, has_checkpoints = EXECUTION_MODES[kind], kind in RECURRENT_KINDS
+        is_mtp = kind is ContextCacheDeploymentKind.HYBRID_MTP
         return cls(
             kind=kind,
             tokens_per_page=tokens_per_page,
-            modes=EXECUTION_MODES[kind],
+            modes=modes,
+            checkpoint_modes=tuple(mode for mode in modes if has_checkpoints and (mode in PAIRED_MODES or not is_mtp)),
             has_pages=kind is not ContextCacheDeploymentKind.PURE_RECURRENT,
-            has_checkpoints=kind in RECURRENT_KINDS,
+            has_checkpoints=has_checkpoints,
             has_pairs=kind in PAIRED_KINDS,
-            is_mtp=kind is ContextCacheDeploymentKind.HYBRID_MTP,
+            is_mtp=is_mtp,
         )
-
-    def may_make_checkpoints(self, mode: ContextCacheExecutionMode) -> bool:
-        """Whether a lease in this mode can: the plain mode of an MTP deployment writes no draft state for one."""
-        return self.has_checkpoints and (runs_paired_draft(mode) or not self.is_mtp)
-
-
-def runs_paired_draft(mode: ContextCacheExecutionMode) -> bool:
-    """Whether the mode runs a draft with pages of its own."""
-    return mode in _PAIRED_MODES

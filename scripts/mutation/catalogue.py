@@ -394,15 +394,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "shared pages are not pinned",
         "manager/acquire.py",
-        "    pin(cache, BASE, shared)\n",
+        "    pin(cache, c.BASE, shared)\n",
         "    pass\n",
         compiled=True,
     ),
     Mutant(
         "the end of a lease frees pages that the cache keeps",
         "manager/pools.py",
-        "        if resource[CACHE_REFS, at] == 0:\n            resource[FREE_STACK, offset + free] = held[i]",
-        "        if resource[CACHE_REFS, at] >= 0:\n            resource[FREE_STACK, offset + free] = held[i]",
+        "        if resource[c.CACHE_REFS, at] == 0:\n            resource[c.FREE_STACK, offset + free] = held[i]",
+        "        if resource[c.CACHE_REFS, at] >= 0:\n            resource[c.FREE_STACK, offset + free] = held[i]",
         compiled=True,
     ),
 )

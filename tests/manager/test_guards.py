@@ -220,7 +220,7 @@ def the_tree_is_empty(m):
     return operation
 
 
-@guard("hung into the tree twice")
+@guard("more blocks are to be indexed than there are pages")
 def the_tree_is_full(m):
     operation, _, _ = m.publish()
     m.state[c.NUM_NODES] = m.node.shape[1]

@@ -147,22 +147,22 @@ def page_free_twice(m: Memory) -> None:
     m.resource[c.FREE_STACK, 1] = m.resource[c.FREE_STACK, 0]
 
 
-@breaks("has 1 active holds, leases have 0")
+@breaks("has 1 lease references, leases have 0")
 def hold_of_no_lease(m: Memory) -> None:
     m.resource[c.LEASE_REFS, m.free] += 1
 
 
-@breaks("has 0 active holds, leases have 1")
+@breaks("has 0 lease references, leases have 1")
 def lease_without_its_hold(m: Memory) -> None:
     m.resource[c.LEASE_REFS, m.lease.base_pages[-1]] -= 1
 
 
-@breaks("has 1 cache holds, records have 0")
+@breaks("has 1 cache references, records have 0")
 def hold_of_no_record(m: Memory) -> None:
     m.resource[c.CACHE_REFS, m.free] = 1
 
 
-@breaks("has 0 cache holds, records have 1")
+@breaks("has 0 cache references, records have 1")
 def record_without_its_hold(m: Memory) -> None:
     m.resource[c.CACHE_REFS, m.path(m.oldest)[-1]] = 0
 
