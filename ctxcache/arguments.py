@@ -123,6 +123,22 @@ def as_plain(values: NDArray[Any]) -> NDArray[Any]:
     return values if _is_plain(values) else np.array(values, order="C")
 
 
+def as_lengths(name: str, values: Any, size: int) -> Int32s:
+    """Return one integer a sequence as a contiguous, writable `int32[size]`, itself if it can be."""
+    checked = as_int32s(name, values)
+    if checked.size != size:
+        raise ContractError(f"{name} has {checked.size} entries for {size} sequences; give one a sequence")
+    return checked if checked.flags.writeable else checked.copy()
+
+
+def as_token_rows(name: str, values: Any, size: int) -> Int32s:
+    """Return a row of tokens a sequence as a contiguous, writable `int32[size, k]`, itself if it can be."""
+    rows = as_numpy(name, values)
+    if rows.ndim != 2 or rows.shape[0] != size or rows.dtype != _INT32:
+        raise ContractError(f"{name} is {describe(rows)}; pass int32[{size}, k]")
+    return as_plain(rows)
+
+
 def as_keys(keys: NDArray[np.uint64], num_blocks: int) -> NDArray[np.uint64]:
     """Return block keys as contiguous, writable `uint64[b, 2]` with at least so many rows."""
     if not isinstance(keys, np.ndarray) or keys.dtype != np.uint64 or keys.ndim != 2 or keys.shape[1] != 2:
@@ -165,7 +181,7 @@ def _is_plain(values: NDArray[Any]) -> bool:
 
 
 def as_numpy(name: str, values: Any) -> NDArray[Any]:
-    """Return an array of any library that lies on the host as NumPy's; `ContractError` where NumPy cannot read it, or it is masked."""
+    """Return an array of any library that lies on the host as NumPy's; `ContractError` for a masked or unreadable one."""
     if isinstance(values, np.ma.MaskedArray):
         raise ContractError(f"{name} is a masked array; pass its values without the masked ones, as a plain array")
     try:

@@ -46,7 +46,7 @@ from ctxcache.request.page_sanitizer import NoSanitizer, PageSanitizer
 from ctxcache.request.publication_policy import choose_publication
 from ctxcache.request.request import BoundaryCopy, PendingCompaction, Request
 from ctxcache.request.room import PageTargets
-from ctxcache.request.validation import AdmissionRules, CheckedAdmission, read_mapping
+from ctxcache.request.validation import AdmissionRules, read_mapping
 from ctxcache.session import CoordinatorSession
 
 _LOG = logging.getLogger("ctxcache")
@@ -138,27 +138,24 @@ class ContextCacheCoordinator:
             ContractError: a bad argument, or the coordinator is shut down. Nothing has changed.
         """
         self._require_own_stream(stream)
-        checked = self._rules.read(admission, headroom)
+        checked = self._rules.read_admission(admission, headroom)
         self._custody.reap()
         refusal = self._custody.refusal()
-        if refusal is None:
-            return self._admit(checked)
-        if refusal is Status.REQUEST_FAILED:
-            self._fail("another request is active; finish it, or leave its block, first")
-        return BeginRequestResult(refusal)
-
-    def _admit(self, admission: CheckedAdmission) -> BeginRequestResult:
+        if refusal is not None:
+            if refusal is Status.REQUEST_FAILED:
+                self._fail("another request is active; finish it, or leave its block, first")
+            return BeginRequestResult(refusal)
         try:
-            acquisition = self._acquirer.acquire(admission)
+            acquisition = self._acquirer.acquire(checked)
             if isinstance(acquisition, str):
                 return BeginRequestResult(self._fail(acquisition))
-            batch = Batch(admission, acquisition.sequences, self._binding.room)
-            policy = choose_publication(self._kind, admission.execution_mode, publishes=batch.publishes)
+            batch = Batch(checked, acquisition.sequences, self._binding.room)
+            policy = choose_publication(self._kind, batch.execution_mode, publishes=batch.publishes)
             publication = policy(self._manager, self._tokens_per_page, self._counters, self._identities)
             request = Request(batch, publication, self._binding.link)
             handle = RequestHandle(self, self._custody, request)
             result = BeginRequestResult(Status.OK, AdmissionResult(handle, batch.reuse_lengths.tolist()))
-            self._acquirer.count(acquisition, bypass=admission.bypass)
+            self._acquirer.count(acquisition, bypass=not batch.publishes)
             self._custody.active = request
         except BaseException:  # out of host memory, or interrupted: nobody holds a handle, so nobody else can release
             self._custody.active = None
@@ -579,7 +576,7 @@ class ContextCacheCoordinator:
         Raises:
             ContractError: as for `begin_request`.
         """
-        checked = self._rules.read(admission)
+        checked = self._rules.read_admission(admission)
         return [
             explain_match(
                 index,

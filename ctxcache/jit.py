@@ -58,11 +58,12 @@ class _PackageCache(FunctionCache):  # type: ignore[no-untyped-call,misc,unused-
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)  # type: ignore[no-untyped-call,unused-ignore]
+        stamp = _package_stamp(Path(function.__code__.co_filename).parent)
         self._cache_file = IndexDataCacheFile(  # type: ignore[no-untyped-call,unused-ignore]
-            cache_path=self._cache_path,
-            filename_base=self._impl.filename_base,
-            source_stamp=_package_stamp(Path(function.__code__.co_filename).parent),
+            cache_path=self._cache_path, filename_base=self._impl.filename_base, source_stamp=stamp
         )
+        # Numba looks at the version before it reads the rest, which may name types that the package no longer has.
+        self._cache_file._version = (numba.__version__, stamp)  # noqa: SLF001 - see above
 
 
 def njit(function: _Function) -> _Function:

@@ -12,8 +12,8 @@ import pytest
 # Read by Numba when it is first imported, so it must be set here. `NUMBA_ENABLE_CUDASIM=0 pytest` runs on a GPU.
 os.environ.setdefault("NUMBA_ENABLE_CUDASIM", "1")
 
-pytest_plugins = ("ctxcache_pytest",)  # where the package is not installed, its entry point is not there
-"""The package's own fixtures."""
+pytest_plugins = ("ctxcache_pytest", "support.sampling")  # the first where the package is not installed
+"""The package's own fixtures, and how much of the suite a run takes."""
 
 SKIP_ON_GPU = {
     "test_finalisers_of_a_forked_child_do_nothing": "CUDA does not survive a fork; the library does not touch it there",

@@ -37,17 +37,21 @@ def ask(home: Path, module: str) -> tuple[int, int, int]:
     return answer, compiled, loaded
 
 
+def a_package(home: Path) -> Path:
+    """Make a package of the library's name that holds its `njit` and nothing else."""
+    (home / "ctxcache").mkdir()
+    shutil.copy(PACKAGE / "jit.py", home / "ctxcache" / "jit.py")
+    (home / "ctxcache" / "__init__.py").write_text("")
+    return home
+
+
 @pytest.mark.parametrize(
     ("caller", "callee"),
     [("one.caller", "two.callee"), ("caller", "two.deep.callee"), ("one.deep.caller", "callee")],
 )
 def test_a_callee_edited_in_another_folder_is_compiled_anew(tmp_path: Path, caller: str, callee: str) -> None:
     """What was cached on disk serves as long as nothing changed, and not a moment longer, wherever the callee lies."""
-    home = tmp_path
-    (home / "ctxcache").mkdir()
-    for name in ("__init__.py", "jit.py"):
-        shutil.copy(PACKAGE / name, home / "ctxcache" / name)
-    (home / "ctxcache" / "__init__.py").write_text("")
+    home = a_package(tmp_path)
     paths = {}
     for name, text in ((caller, CALLER.format(callee=callee)), (callee, CALLEE.format(1))):
         paths[name] = home / "ctxcache" / f"{name.replace('.', '/')}.py"
@@ -59,3 +63,34 @@ def test_a_callee_edited_in_another_folder_is_compiled_anew(tmp_path: Path, call
     answer, compiled, loaded = ask(home, caller)
     assert (answer, loaded) == (22, 0)
     assert compiled > 0
+
+
+TYPED = """
+from typing import NamedTuple
+from ctxcache.jit import njit
+
+
+class {name}(NamedTuple):
+    value: int
+
+
+@njit
+def first(pair):
+    return pair.value
+
+
+def ask():
+    return first({name}(7))
+"""
+
+
+def test_what_an_older_version_cached_is_passed_over(tmp_path: Path) -> None:
+    """The index of an older version names a type that is gone; it is not even read."""
+    home = a_package(tmp_path)
+    module = home / "ctxcache" / "typed.py"
+    module.write_text(TYPED.format(name="Old"))
+    assert ask(home, "typed")[0] == 7
+    assert ask(home, "typed") == (7, 0, 1)
+    module.write_text(TYPED.format(name="Renamed"))
+    answer, compiled, loaded = ask(home, "typed")
+    assert (answer, compiled, loaded) == (7, 1, 0)

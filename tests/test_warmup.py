@@ -79,6 +79,7 @@ def check_nothing_was_left(report: dict[str, Any]) -> None:
     assert report["violations"] == []
 
 
+@pytest.mark.sampled(keep=1)
 def test_nothing_is_compiled_after_a_warm_up() -> None:
     """Random lives of every deployment kind, hashes of arrays and lists, and a benchmark find all code there."""
     report = run_script(PACKAGE.parent, dict(os.environ))
@@ -87,6 +88,7 @@ def test_nothing_is_compiled_after_a_warm_up() -> None:
     assert report["first"][1] + report["first"][2] > 20
 
 
+@pytest.mark.sampled(keep=1 / 4)
 def test_a_warm_up_needs_no_place_to_write(tmp_path: Path) -> None:
     """Neither in the package's folder nor at home: everything is compiled in memory, once.
 

@@ -1,8 +1,10 @@
 """The command line: `ctxcache`, also `python -m ctxcache`.
 
 One module a command, and `bench/` with one folder a benchmark; `program` reads the arguments, `report` is what all print
-with. The top floor: may import everything, and nothing imports it. `doctor`, `installed_driver` and `report` import no
+with. `doctor`, `installed_driver` and `report` import no
 dependency, and what is slow to import, or may be missing, is imported by the command that needs it.
+
+May import `config`, `errors`, `fsm`, `ids`, `testing`, `warmup`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 Bottom up: `declaration` (what a lifecycle is declared with), `states` and `table` (a request's), `machine` (the one door
 through which a state changes; nothing else in the package imports `transitions`), `points` (what can fail, and where that
-leads), `export` (pictures and data). May import `ctxcache.ids` and `ctxcache.errors`, and nothing that touches a device.
+leads), `export` (pictures and data).
+
+May import `errors`, `ids`.
 """
 
 from ctxcache.fsm.declaration import Guard, Hook, HookKind, Lifecycle, LifecycleState, Transition

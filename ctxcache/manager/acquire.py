@@ -1,351 +1,182 @@
-"""Sequences' holds while they run: an arena with one row a lease. Acquire, grow, release.
-
-A lease's pages are `base_rows[row, :NUM_BASE]` and `draft_rows[row, :NUM_DRAFT]`; the arena must be large enough before
-a call (`with_larger_arena`), so that no call fails in the middle.
-"""
+"""A plan becomes a lease: look again, pin what is shared, evict what must go, take the rest."""
 
 from __future__ import annotations
 
-from ctxcache.arguments import Flags, Int32s, Int64s, Words
-from ctxcache.jit import njit_in_place, njit_part
-from ctxcache.manager.block_index import newest_through
-from ctxcache.manager.draft_pages import count_paired, newest_paired_through
-from ctxcache.manager.eviction import is_feasible, make_room
-from ctxcache.manager.layout import (
-    ACTIVE,
-    BASE,
-    CACHED,
-    CHECKPOINTS_ALLOWED,
-    DRAFT,
-    FREE,
-    FREE_LEASE,
-    FRESH_LEASES,
-    GENERATION,
-    IDLE,
-    KNOWN,
-    LEASE_MARK,
-    LIVE,
-    MARK,
-    NUM_BASE,
-    NUM_BLOCKS,
-    NUM_DRAFT,
-    NUM_LEASE_ROWS,
-    NUM_LEASES,
-    NUM_PAIRED_BLOCKS,
-    NUM_STRADDLING,
-    OFFSET,
-    OWNER,
-    PAIR_PAGE,
-    PAIRED,
-    PARENT,
-    PARTIAL,
-    PARTIAL_SLOT,
-    PUBLISHED,
-    RECURRENT,
-    RECURRENT_SLOT,
-    RESERVED,
-    RESERVED_LENGTH,
-    RESTORED,
-    STRADDLES,
-    Arena,
-    Core,
-)
-from ctxcache.manager.lru import touch
-from ctxcache.manager.pools import copy_pages, pin, take, unpin
+from typing import NamedTuple
 
-# Entries of the request array of `acquire_lease`.
-ASK_BASE, ASK_DRAFT, ASK_PAIRED, ASK_RECORD, ASK_SERIAL, ASK_CHECKPOINTS, ASK_PAIRED_DEPTH = range(7)
-NUM_ASK_ENTRIES = 7
-ACQUIRED, STALE, INSUFFICIENT = -1, -2, -3
+from ctxcache.arguments import Int32s, Words
+from ctxcache.errors import InvariantError
+from ctxcache.ids import AcquireStatus
+from ctxcache.jit import njit_in_place, njit_part
+from ctxcache.manager import layout as c
+from ctxcache.manager.block_tree import newest_through
+from ctxcache.manager.draft_pages import count_paired, newest_paired_through
+from ctxcache.manager.eviction import make_room
+from ctxcache.manager.layout import CacheArrays, LeaseArrays
+from ctxcache.manager.lease_table import LeaseTable, open_row
+from ctxcache.manager.lru import touch
+from ctxcache.manager.planning import PlanProof
+from ctxcache.manager.pools import copy_pages, pin, take
+from ctxcache.manager.results import AcquireResult, ReusePlan
+from ctxcache.manager.traits import PAIRED_MODES
+
+STALE, INSUFFICIENT = -2, -3
+
+
+class LeaseTerms(NamedTuple):
+    """What a lease is given. Compiled code gets it as a plain tuple, which it takes in faster, and names it again.
+
+    Attributes:
+        num_reused: leading matched blocks that it shares.
+        num_paired: matched blocks that have to be paired still; 0 where drafts do not matter.
+        base_demand: private base pages.
+        draft_demand: private draft pages.
+        record: row of the checkpoint to restore, or -1.
+        serial: its serial.
+        paired: 1 when it runs a paired draft.
+        checkpoints: 1 when it may make checkpoints.
+    """
+
+    num_reused: int
+    num_paired: int
+    base_demand: int
+    draft_demand: int
+    record: int
+    serial: int
+    paired: int
+    checkpoints: int
+
+
+def acquire_plan(table: LeaseTable, plan: ReusePlan) -> AcquireResult:
+    """Turn a plan of this manager into a lease, whole or not at all."""
+    proof: PlanProof = plan._proof  # noqa: SLF001 - its maker
+    matched, drafts, mode = proof.matched, proof.drafts, plan.execution_mode
+    terms = LeaseTerms(
+        plan.reused_base_pages.size,
+        proof.num_paired,
+        plan.base_page_demand,
+        plan.draft_page_demand,
+        proof.record,
+        proof.serial,
+        1 if mode in PAIRED_MODES else 0,
+        1 if mode in table.traits.checkpoint_modes else 0,
+    )
+    table.ensure_room(terms.num_reused + terms.base_demand, drafts.size + terms.draft_demand, new_row=True)
+    lease = table.next_handle()
+    try:
+        row = acquire_lease(table.cache, table.arrays, matched, proof.last_key, drafts, tuple(terms))
+        if row >= 0:
+            return AcquireResult(lease, AcquireStatus.ACQUIRED, plan)
+    except BaseException:  # an interrupt, or a broken rule: the caller gets no handle, so nobody else could release it
+        table.take_back(lease)
+        raise
+    status = AcquireStatus.STALE_PLAN if row == STALE else AcquireStatus.INSUFFICIENT_CAPACITY
+    return AcquireResult(None, status, plan)
 
 
 @njit_in_place
 def acquire_lease(
-    core: Core, arena: Arena, matched: Int32s, last_key: Words, reused: int, drafts: Int32s, ask: Int64s
+    cache: CacheArrays, leases: LeaseArrays, matched: Int32s, last_key: Words, drafts: Int32s, given: tuple[int, ...]
 ) -> int:
     """Lease what a plan names; return the row, or `STALE` or `INSUFFICIENT` with nothing changed.
 
-    Args:
-        core: the cache.
-        arena: the leases.
-        matched: canonical pages of the matched blocks, of which the first `reused` are shared.
-        last_key: key of the last matched block, two words.
-        reused: blocks to share.
-        drafts: draft pages to share.
-        ask: see the names above; `ASK_RECORD` is the checkpoint to restore, or -1.
+    `matched`, `last_key` and `drafts` are the plan's proof; `given` are `LeaseTerms`.
     """
-    checkpoint = ask[ASK_RECORD]
+    terms = LeaseTerms(*given)
+    checkpoint = terms.record
     if checkpoint >= 0:
-        if core.serial[checkpoint] != ask[ASK_SERIAL]:
+        if cache.serial[checkpoint] != terms.serial:
             return STALE
-    elif not _still_matches(core, matched, last_key, drafts, ask[ASK_PAIRED_DEPTH]):
+    elif not _still_matches(cache, matched, last_key, drafts, terms.num_paired):
         return STALE
-    shared = matched[:reused]
-    if not (_fits(core, BASE, shared, ask[ASK_BASE]) and _fits(core, DRAFT, drafts, ask[ASK_DRAFT])):
+    shared = matched[: terms.num_reused]
+    if not (_fits(cache, c.BASE, shared, terms.base_demand) and _fits(cache, c.DRAFT, drafts, terms.draft_demand)):
         return INSUFFICIENT
 
-    row = _open_row(core.state, arena.lease)
-    lease = arena.lease
-    copy_pages(shared, arena.base_rows[row])
-    copy_pages(drafts, arena.draft_rows[row])
-    pin(core, BASE, shared)
-    pin(core, DRAFT, drafts)
+    # Pages of the lease: base  [0, shared) the cache's, pinned  | [shared, num_base) private
+    #                     draft [0, drafts) the cache's, pinned  | [drafts, num_draft) private
+    num_base, num_draft = shared.size + terms.base_demand, drafts.size + terms.draft_demand
+    if num_base > leases.base_pages.shape[1] or num_draft > leases.draft_pages.shape[1]:
+        raise InvariantError("a lease is opened without room for its pages")
+    row = open_row(cache.state, leases.fields)
+    fields = leases.fields
+    pin(cache, c.BASE, shared)
+    copy_pages(shared, leases.base_pages[row])
+    fields[c.NUM_BASE, row] = shared.size
+    pin(cache, c.DRAFT, drafts)
+    copy_pages(drafts, leases.draft_pages[row])
+    fields[c.NUM_DRAFT, row] = drafts.size
     if checkpoint >= 0:
-        lease[RESTORED, row] = core.record[RECURRENT_SLOT, checkpoint]
-        lease[RESTORED + 1, row] = core.record[PARTIAL_SLOT, checkpoint]
         for i in range(2):
-            if lease[RESTORED + i, row] >= 0:
-                pin(core, RECURRENT + i, lease[RESTORED + i, row : row + 1])
-        touch(core, checkpoint)
+            slot = cache.record[c.RECURRENT_SLOT + i, checkpoint]
+            fields[c.RESTORED + i, row] = slot
+            if slot >= 0:
+                pin(cache, c.RECURRENT + i, fields[c.RESTORED + i, row : row + 1])
+        touch(cache, checkpoint)
     elif matched.size > 0:
-        touch(core, _record_that_was_hit(core, matched, ask[ASK_PAIRED_DEPTH]))
-    make_room(core, arena, (ask[ASK_BASE], ask[ASK_DRAFT], 0, 0))
-    lease[NUM_BASE, row] = reused + ask[ASK_BASE]
-    lease[NUM_DRAFT, row] = drafts.size + ask[ASK_DRAFT]
-    take(core.state, core.resource, BASE, arena.base_rows[row, reused : lease[NUM_BASE, row]])
-    take(core.state, core.resource, DRAFT, arena.draft_rows[row, drafts.size : lease[NUM_DRAFT, row]])
-    lease[PAIRED, row] = ask[ASK_PAIRED]
-    lease[CHECKPOINTS_ALLOWED, row] = ask[ASK_CHECKPOINTS]
-    lease[KNOWN, row] = reused
+        touch(cache, _record_that_was_hit(cache, matched, terms.num_paired))
+
+    # What matched is pinned: now eviction may take whatever else is least recently used.
+    if not make_room(cache, leases, (terms.base_demand, terms.draft_demand, 0, 0)):
+        raise InvariantError("a demand that fits turns out not to")
+    take(cache.state, cache.resource, c.BASE, leases.base_pages[row, shared.size : num_base])
+    fields[c.NUM_BASE, row] = num_base
+    take(cache.state, cache.resource, c.DRAFT, leases.draft_pages[row, drafts.size : num_draft])
+    fields[c.NUM_DRAFT, row] = num_draft
+    fields[c.PAIRED, row] = terms.paired
+    fields[c.CHECKPOINTS_ALLOWED, row] = terms.checkpoints
+    fields[c.KNOWN, row] = shared.size
     return row
 
 
 @njit_part
-def _still_matches(core: Core, matched: Int32s, last_key: Words, drafts: Int32s, paired_depth: int) -> bool:
+def _still_matches(cache: CacheArrays, matched: Int32s, last_key: Words, drafts: Int32s, num_paired: int) -> bool:
     if matched.size == 0:
         return True
-    last = matched[matched.size - 1]
-    if core.resource[CACHED, last] == 0 or core.key[last, 0] != last_key[0] or core.key[last, 1] != last_key[1]:
+    node, last = cache.node, matched[matched.size - 1]
+    if (
+        cache.resource[c.CACHE_REFS, last] == 0
+        or cache.key[last, 0] != last_key[0]
+        or cache.key[last, 1] != last_key[1]
+    ):
         return False
     # The key names the whole prefix; what may differ is which pages are canonical for it now.
-    node = core.node
     for i in range(matched.size - 1, 0, -1):
-        if node[PARENT, matched[i]] != matched[i - 1]:
+        if node[c.PARENT, matched[i]] != matched[i - 1]:
             return False
-    if node[PARENT, matched[0]] >= 0:
+    if node[c.PARENT, matched[0]] >= 0:
         return False
-    if paired_depth > 0:
-        if count_paired(core.node, matched) < paired_depth:
+    if num_paired > 0:
+        if count_paired(node, matched) < num_paired:
             return False
         for i in range(drafts.size):
-            if node[PAIR_PAGE, matched[i + 1]] != drafts[i]:
+            if node[c.PAIR_PAGE, matched[i + 1]] != drafts[i]:
                 return False
     return True
 
 
 @njit_part
-def _fits(core: Core, kind: int, shared: Int32s, demand: int) -> bool:
+def _fits(cache: CacheArrays, kind: int, shared: Int32s, demand: int) -> bool:
     """Whether a demand is feasible once the shared pages cannot be evicted."""
-    spare = core.state[FREE + kind] + core.state[IDLE + kind] - demand
+    spare = cache.state[c.FREE + kind] + cache.state[c.IDLE + kind] - demand
     if spare >= shared.size:
         return True
-    offset, resource = core.state[OFFSET + kind], core.resource
+    offset, resource = cache.state[c.OFFSET + kind], cache.resource
     for page in shared:
-        if resource[ACTIVE, offset + page] == 0:
+        if resource[c.LEASE_REFS, offset + page] == 0:
             spare -= 1
     return bool(spare >= 0)
 
 
 @njit_part
-def _record_that_was_hit(core: Core, matched: Int32s, paired_depth: int) -> int:
-    if paired_depth > 0:
-        last = matched[paired_depth - 1]
-        ending = core.resource[OWNER, last]
-        if ending >= 0 and core.record[NUM_PAIRED_BLOCKS, ending] >= core.record[NUM_BLOCKS, ending]:
+def _record_that_was_hit(cache: CacheArrays, matched: Int32s, num_paired: int) -> int:
+    if num_paired > 0:
+        last = matched[num_paired - 1]
+        ending = cache.resource[c.FIRST_RECORD, last]
+        if ending >= 0 and cache.record[c.NUM_PAIRED_BLOCKS, ending] >= cache.record[c.NUM_BLOCKS, ending]:
             return int(ending)
-        return newest_paired_through(core, last, paired_depth)
+        return newest_paired_through(cache, last, num_paired)
     last = matched[matched.size - 1]
-    if core.resource[OWNER, last] >= 0:
-        return int(core.resource[OWNER, last])
-    return newest_through(core, last)
-
-
-@njit_part
-def _open_row(state: Int64s, lease: Int32s) -> int:
-    row = state[FREE_LEASE]
-    if row >= 0:
-        state[FREE_LEASE] = lease[LEASE_MARK, row]
-    else:
-        row = state[FRESH_LEASES]
-        state[FRESH_LEASES] = row + 1
-    lease[LIVE, row] = 1
-    for field in range(LIVE + 1, NUM_LEASE_ROWS):
-        lease[field, row] = -1
-    lease[PUBLISHED, row] = 0
-    lease[RESERVED_LENGTH, row] = 0
-    lease[STRADDLES, row] = 0
-    state[NUM_LEASES] += 1
-    return int(row)
-
-
-@njit_in_place
-def release_lease(core: Core, arena: Arena, row: int) -> None:
-    """Return every hold of a live lease, its last page first, and give the row back."""
-    lease = arena.lease
-    unpin(core, BASE, arena.base_rows[row, : lease[NUM_BASE, row]])
-    unpin(core, DRAFT, arena.draft_rows[row, : lease[NUM_DRAFT, row]])
-    drop_slots(core, lease, row, RESTORED)
-    drop_slots(core, lease, row, RESERVED)
-    lease[LIVE, row] = 0
-    lease[GENERATION, row] += 1
-    lease[LEASE_MARK, row] = core.state[FREE_LEASE]
-    core.state[FREE_LEASE] = row
-    core.state[NUM_LEASES] -= 1
-    core.state[NUM_STRADDLING] -= lease[STRADDLES, row]
-
-
-@njit_in_place
-def drop_slots(core: Core, lease: Int32s, row: int, first_field: int) -> None:
-    """End the lease's hold on its restored or its reserved snapshot slots."""
-    for i in range(2):
-        if lease[first_field + i, row] >= 0:
-            unpin(core, RECURRENT + i, lease[first_field + i, row : row + 1])
-            lease[first_field + i, row] = -1
-    if first_field == RESERVED:
-        lease[RESERVED_LENGTH, row] = 0
-
-
-@njit_in_place
-def reserve_slots(core: Core, arena: Arena, row: int, exact_length: int, num_partial: int) -> bool:
-    """Take a recurrent slot and `num_partial` (0 or 1) partial-KV slots; `False` and nothing changed when it cannot be."""
-    need = (0, 0, 1, num_partial)
-    if not is_feasible(core.state, need):
-        return False
-    make_room(core, arena, need)
-    lease = arena.lease
-    take(core.state, core.resource, RECURRENT, lease[RESERVED, row : row + 1])
-    take(core.state, core.resource, PARTIAL, lease[RESERVED + 1, row : row + num_partial])
-    lease[RESERVED_LENGTH, row] = exact_length
-    return True
-
-
-@njit_in_place
-def grow_lease(core: Core, arena: Arena, row: int, base_pages: int, draft_pages: int) -> bool:
-    """Append so many private pages to one lease; `False` and nothing changed when they cannot be had."""
-    need = (base_pages, draft_pages, 0, 0)
-    if not is_feasible(core.state, need):
-        return False
-    make_room(core, arena, need)
-    lease = arena.lease
-    num_base, num_draft = lease[NUM_BASE, row] + base_pages, lease[NUM_DRAFT, row] + draft_pages
-    take(core.state, core.resource, BASE, arena.base_rows[row, lease[NUM_BASE, row] : num_base])
-    take(core.state, core.resource, DRAFT, arena.draft_rows[row, lease[NUM_DRAFT, row] : num_draft])
-    lease[NUM_BASE, row] = num_base
-    lease[NUM_DRAFT, row] = num_draft
-    return True
-
-
-# Entries of the answer of `count_growth`.
-BASE_ROWS, BASE_PAGES, DRAFT_ROWS, DRAFT_PAGES, WIDEST_BASE, WIDEST_DRAFT, BAD_ROW = range(7)
-NUM_GROWTH_ENTRIES = 7
-
-
-@njit_in_place
-def count_growth(
-    lease: Int32s, state: Int64s, rows: Int32s, base_targets: Int32s, draft_targets: Int32s, answer: Int64s
-) -> bool:
-    """Count what growth to the targets takes; `False` when nothing has to grow and every row is a live lease's.
-
-    `answer[BAD_ROW]` is the position of the first row that is no live lease's, or named twice, or has no paired draft to
-    grow; -1 otherwise.
-    """
-    answer[:] = 0
-    answer[BAD_ROW] = -1
-    state[MARK] += 1
-    mark = state[MARK] & 0x3FFFFFFF
-    for i in range(rows.size):
-        row = rows[i]
-        if row < 0 or row >= lease.shape[1] or lease[LIVE, row] != 1 or lease[LEASE_MARK, row] == mark:
-            answer[BAD_ROW] = i
-            return True
-        lease[LEASE_MARK, row] = mark
-        more = base_targets[i] - lease[NUM_BASE, row]
-        if more > 0:
-            answer[BASE_ROWS] += 1
-            answer[BASE_PAGES] += more
-            answer[WIDEST_BASE] = max(answer[WIDEST_BASE], base_targets[i])
-        if draft_targets.size > 0:
-            more = draft_targets[i] - lease[NUM_DRAFT, row]
-            if more > 0:
-                if lease[PAIRED, row] != 1:
-                    answer[BAD_ROW] = i
-                    return True
-                answer[DRAFT_ROWS] += 1
-                answer[DRAFT_PAGES] += more
-                answer[WIDEST_DRAFT] = max(answer[WIDEST_DRAFT], draft_targets[i])
-    return bool(answer[BASE_ROWS] + answer[DRAFT_ROWS] > 0)
-
-
-@njit_in_place
-def grow_all(
-    core: Core,
-    arena: Arena,
-    rows: Int32s,
-    base_targets: Int32s,
-    draft_targets: Int32s,
-    answer: Int64s,
-    base: Int32s,
-    draft: Int32s,
-) -> bool:
-    """Grow all leases as counted by `count_growth`; `False` and nothing changed when the pages cannot be had.
-
-    `base` and `draft` (`3 * rows + pages` entries each) receive indices, first page indices, counts, and page ids.
-    """
-    need = (answer[BASE_PAGES], answer[DRAFT_PAGES], 0, 0)
-    if not is_feasible(core.state, need):
-        return False
-    make_room(core, arena, need)
-    state, resource, lease = core.state, core.resource, arena.lease
-    _grow_kind(state, resource, BASE, arena.base_rows, lease[NUM_BASE], rows, base_targets, answer[BASE_ROWS], base)
-    if answer[DRAFT_ROWS] > 0:
-        _grow_kind(
-            state, resource, DRAFT, arena.draft_rows, lease[NUM_DRAFT], rows, draft_targets, answer[DRAFT_ROWS], draft
-        )
-    return True
-
-
-@njit_part
-def _grow_kind(
-    state: Int64s,
-    resource: Int32s,
-    kind: int,
-    pages: Int32s,
-    counts: Int32s,
-    rows: Int32s,
-    targets: Int32s,
-    num_growing: int,
-    out: Int32s,
-) -> None:
-    grown = 0
-    filled = 3 * num_growing
-    for i in range(rows.size):
-        row = rows[i]
-        first = counts[row]
-        more = targets[i] - first
-        if more <= 0:
-            continue
-        new = out[filled : filled + more]
-        take(state, resource, kind, new)
-        copy_pages(new, pages[row, first:])
-        counts[row] = first + more
-        out[grown] = i
-        out[num_growing + grown] = first
-        out[2 * num_growing + grown] = more
-        filled += more
-        grown += 1
-
-
-@njit_in_place
-def mark_growable(
-    state: Int64s, lease: Int32s, rows: Int32s, base_targets: Int32s, draft_targets: Int32s, fits: Flags
-) -> None:
-    """Set `fits[i]` where lease i could grow after those before it that could."""
-    base_left = state[FREE + BASE] + state[IDLE + BASE]
-    draft_left = state[FREE + DRAFT] + state[IDLE + DRAFT]
-    for i in range(rows.size):
-        base_more = max(0, base_targets[i] - lease[NUM_BASE, rows[i]])
-        draft_more = max(0, draft_targets[i] - lease[NUM_DRAFT, rows[i]]) if draft_targets.size > 0 else 0
-        fits[i] = base_more <= base_left and draft_more <= draft_left
-        if fits[i]:
-            base_left -= base_more
-            draft_left -= draft_more
+    if cache.resource[c.FIRST_RECORD, last] >= 0:
+        return int(cache.resource[c.FIRST_RECORD, last])
+    return newest_through(cache, last)

@@ -1,8 +1,8 @@
-"""Which block has which key, and which block follows which: open addressing beside a tree of blocks.
+"""Which block, or checkpoint, has which key: a hash table with open addressing. Also the keys that went lately (ghosts).
 
-A slot is -1, or an id in the low bits and above them how many slots it lies behind its home, as far as that fits. So a
-search compares only keys with the right home, and a removal moves others without looking at their keys. The last entry
-of the array is no slot: it holds the number of low bits.
+A slot is -1, or an id in the low bits and above them how many slots it lies behind its first one, as far as that fits. So
+a search compares only keys that begin at the right slot, and a removal moves others without looking at their keys. The
+last entry of the array is no slot: it holds the number of low bits.
 
 Prefix closure (an indexed block's ancestors are indexed) lets a lookup search for the deepest indexed key instead of
 probing every block.
@@ -12,21 +12,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ctxcache.arguments import Int32s, Int64s, Words
-from ctxcache.jit import njit_in_place, njit_inlined, njit_part
-from ctxcache.manager.layout import (
-    EXTENDED_RECORDS,
-    FIRST_CHILD,
-    GHOSTS,
-    NEWEST,
-    NEXT_AT_ENDPOINT,
-    NEXT_SIBLING,
-    NUM_NODES,
-    OWNER,
-    PARENT,
-    PREVIOUS_SIBLING,
-    Core,
-)
+from ctxcache.arguments import Int32s, Words
+from ctxcache.errors import InvariantError
+from ctxcache.jit import njit_in_place, njit_inlined
+from ctxcache.manager.layout import GHOSTS
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _HALF = np.uint64(32)
@@ -34,7 +23,7 @@ _GHOST_MASK = np.uint64(GHOSTS - 1)
 
 
 @njit_in_place
-def home_of(low: np.uint64, num_slots: int) -> int:
+def first_slot_of(low: np.uint64, num_slots: int) -> int:
     """Return the slot where the search for a key with this low word begins."""
     spread = (low * _GOLDEN) >> _HALF
     return int(np.int64((spread * np.uint64(num_slots)) >> _HALF))
@@ -46,7 +35,7 @@ def find(key: Words, slot: Int32s, high: np.uint64, low: np.uint64) -> int:
     size = slot.size - 1
     bits = slot[size]
     farthest = (1 << (31 - bits)) - 1
-    at, distance = home_of(low, size), 0
+    at, distance = first_slot_of(low, size), 0
     while True:
         entry = slot[at]
         if entry < 0:
@@ -58,6 +47,8 @@ def find(key: Words, slot: Int32s, high: np.uint64, low: np.uint64) -> int:
         distance += 1
         at += 1
         if at == size:
+            if distance > size:
+                raise InvariantError("an index of blocks has no empty slot")
             at = 0
 
 
@@ -67,7 +58,7 @@ def insert(key: Words, slot: Int32s, new: int, high: np.uint64, low: np.uint64) 
     size = slot.size - 1
     bits = slot[size]
     farthest = (1 << (31 - bits)) - 1
-    at, distance = home_of(low, size), 0
+    at, distance = first_slot_of(low, size), 0
     while True:
         entry = slot[at]
         if entry < 0:
@@ -82,6 +73,8 @@ def insert(key: Words, slot: Int32s, new: int, high: np.uint64, low: np.uint64) 
         distance += 1
         at += 1
         if at == size:
+            if distance > size:
+                raise InvariantError("an index of blocks has no empty slot")
             at = 0
 
 
@@ -92,9 +85,13 @@ def remove(key: Words, slot: Int32s, old: int) -> None:
     bits = slot[size]
     farthest = (1 << (31 - bits)) - 1
     mask = (1 << bits) - 1
-    gap = home_of(key[old, 1], size)
-    while slot[gap] & mask != old:
+    gap, to_gap = first_slot_of(key[old, 1], size), 0
+    while slot[gap] < 0 or slot[gap] & mask != old:
+        # No gap lies before a key's slot, behind which nobody would find it.
+        if slot[gap] < 0 or to_gap == size:
+            raise InvariantError("a block is taken out of an index that does not hold it")
         gap = gap + 1 if gap + 1 < size else 0
+        to_gap += 1
     at, to_gap = gap, 0
     while True:
         at = at + 1 if at + 1 < size else 0
@@ -104,7 +101,7 @@ def remove(key: Words, slot: Int32s, old: int) -> None:
             break
         distance = entry >> bits
         if distance == farthest:
-            distance = at - home_of(key[entry & mask, 1], size)
+            distance = at - first_slot_of(key[entry & mask, 1], size)
             distance = distance if distance >= 0 else distance + size
         # Selections rather than a branch, which no processor would predict.
         moves = distance >= to_gap
@@ -129,6 +126,7 @@ def find_deepest(key: Words, slot: Int32s, keys: Words, num_blocks: int) -> tupl
     deepest = find(key, slot, keys[num_blocks - 1, 0], keys[num_blocks - 1, 1])
     if deepest >= 0:
         return num_blocks, deepest
+    # [0, matched) indexed | [matched, unmatched - 1) not looked at | block unmatched - 1 not indexed
     matched, unmatched = 0, num_blocks
     step = 1
     while unmatched - matched > 1:
@@ -144,116 +142,7 @@ def find_deepest(key: Words, slot: Int32s, keys: Words, num_blocks: int) -> tupl
     return matched, deepest
 
 
-@njit_part
-def write_path(node: Int32s, deepest: int, path: Int32s) -> bool:
-    """Fill `path` with the blocks that end at `deepest`; `False` when that block is not so deep as `path` is long."""
-    at, i = deepest, path.size - 1
-    while i >= 0:
-        if at < 0:
-            return False
-        path[i] = at
-        i -= 1
-        # Pages that were taken together mostly follow each other: the next one need not wait for this one's load.
-        while i >= 0 and at > 0 and node[PARENT, at] == at - 1:
-            at -= 1
-            path[i] = at
-            i -= 1
-        at = node[PARENT, at]
-    return at < 0
-
-
-@njit_in_place
-def link(state: Int64s, node: Int32s, child: int, parent: int) -> None:
-    """Make `child`, which has no children, a child of `parent` (-1: a first block)."""
-    state[NUM_NODES] += 1
-    node[PARENT, child] = parent
-    node[FIRST_CHILD, child] = -1
-    node[PREVIOUS_SIBLING, child] = -1
-    node[NEXT_SIBLING, child] = -1
-    if parent < 0:
-        return
-    first = node[FIRST_CHILD, parent]
-    if first >= 0:
-        node[NEXT_SIBLING, child] = first
-        node[PREVIOUS_SIBLING, first] = child
-    node[FIRST_CHILD, parent] = child
-
-
-@njit_inlined
-def unlink(state: Int64s, node: Int32s, child: int) -> None:
-    """Take a childless block out of the tree."""
-    state[NUM_NODES] -= 1
-    before = node[PREVIOUS_SIBLING, child]
-    after = node[NEXT_SIBLING, child]
-    if after >= 0:
-        node[PREVIOUS_SIBLING, after] = before
-    if before >= 0:
-        node[NEXT_SIBLING, before] = after
-    elif node[PARENT, child] >= 0:
-        node[FIRST_CHILD, node[PARENT, child]] = after
-
-
 @njit_inlined
 def note_ghost(ghost: Words, low: np.uint64) -> None:
     """Remember that a key with this low word was here lately."""
     ghost[low & _GHOST_MASK] = low
-
-
-@njit_part
-def note_newest(node: Int32s, block: int, made: int) -> None:
-    """Make `made` the newest record of `block` and of all its ancestors: it has just been made there."""
-    while block >= 0:
-        node[NEWEST, block] = made
-        block = node[PARENT, block]
-
-
-@njit_inlined
-def forget_newest(node: Int32s, block: int, gone: int) -> None:
-    """Let no block name a record that goes and ends at `block`. Where it is the newest, it is so all the way down."""
-    while block >= 0 and node[NEWEST, block] == gone:
-        node[NEWEST, block] = -1
-        block = node[PARENT, block]
-
-
-@njit_part
-def newest_through(core: Core, block: int) -> int:
-    """Return the record made last of those whose path holds `block`.
-
-    Where it is not known any more, it is found among the children, which may have to be asked first, and is noted. A
-    block in work holds `-2 - best so far` (so -1: none so far, or nothing known).
-    """
-    node, serial = core.node, core.serial
-    if node[NEWEST, block] >= 0:
-        return int(node[NEWEST, block])
-    at = block
-    node[NEWEST, at] = -2 - _newest_ending_at(core, at)
-    child = node[FIRST_CHILD, at]
-    while True:
-        if child < 0:
-            node[NEWEST, at] = -2 - node[NEWEST, at]
-            if at == block:
-                return int(node[NEWEST, at])
-            child = at
-            at = node[PARENT, at]
-        elif node[NEWEST, child] < 0:
-            at = child
-            node[NEWEST, at] = -2 - _newest_ending_at(core, at)
-            child = node[FIRST_CHILD, at]
-        else:
-            best = -2 - node[NEWEST, at]
-            candidate = node[NEWEST, child]
-            if best < 0 or serial[candidate] > serial[best]:
-                node[NEWEST, at] = -2 - candidate
-            child = node[NEXT_SIBLING, child]
-
-
-@njit_part
-def _newest_ending_at(core: Core, block: int) -> int:
-    best = core.resource[OWNER, block]
-    if core.state[EXTENDED_RECORDS] and best >= 0:
-        other = core.record[NEXT_AT_ENDPOINT, best]
-        while other >= 0:
-            if core.serial[other] > core.serial[best]:
-                best = other
-            other = core.record[NEXT_AT_ENDPOINT, other]
-    return int(best)

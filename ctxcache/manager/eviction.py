@@ -2,237 +2,184 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from ctxcache.arguments import Int32s, Int64s
+from ctxcache.arguments import Int32s
+from ctxcache.errors import InvariantError
 from ctxcache.jit import njit_in_place, njit_inlined, njit_part
-from ctxcache.manager.block_index import forget_newest, note_ghost, remove, unlink
+from ctxcache.manager import layout as c
+from ctxcache.manager.block_index import note_ghost, remove
+from ctxcache.manager.block_tree import forget_newest, unlink
 from ctxcache.manager.draft_pages import detach_pairs, last_paired_block
-from ctxcache.manager.layout import (
-    ACTIVE,
-    BASE,
-    CACHED,
-    DRAFT,
-    ENDPOINT,
-    EVICTED,
-    EXTENDED_RECORDS,
-    FIRST_CHILD,
-    FREE,
-    FRESH_LEASES,
-    HAS_CHECKPOINTS,
-    IDLE,
-    KNOWN,
-    LAST_DRAFT_PAGE,
-    LIVE,
-    MAX_RECORDS,
-    NEWER,
-    NEXT_AT_ENDPOINT,
-    NEXT_SIBLING,
-    NUM_DRAFT,
-    NUM_PAIRED_BLOCKS,
-    NUM_RECORDS,
-    NUM_RESOURCE_KINDS,
-    NUM_STRADDLING,
-    OFFSET,
-    OLDEST_RECORD,
-    OWNER,
-    PAIR_COUNT,
-    PAIR_PAGE,
-    PARENT,
-    PARTIAL,
-    PARTIAL_SLOT,
-    PREVIOUS_SIBLING,
-    RECURRENT,
-    RECURRENT_SLOT,
-    STRADDLES,
-    USED,
-    Arena,
-    Core,
-)
-from ctxcache.manager.lru import drop_record, forget_ripe, leave_endpoint, oldest_ripe, refresh
+from ctxcache.manager.layout import CacheArrays, LeaseArrays
+from ctxcache.manager.lru import drop_record, forget_evictable, leave_endpoint, mark_evictable, oldest_evictable
 from ctxcache.manager.pools import let_go, reclaim_if_idle
 from ctxcache.manager.prefetch import fetch_behind, fetch_slot
 
 
 @njit_inlined
-def evict_record(core: Core, gone: int) -> None:
-    """Take a record out, and let go of what nothing else needs: see `CacheManager` for the order."""
-    state, node, resource, record = core.state, core.node, core.resource, core.record
-    state[EVICTED] += 1
-    forget_ripe(core, gone)
-    block = record[ENDPOINT, gone]
+def evict_record(cache: CacheArrays, gone: int) -> None:
+    """Take a record out, and let go of what nothing else needs: see `ContextCacheManager` for the order."""
+    state, node, resource, record = cache.state, cache.node, cache.resource, cache.record
+    if gone < 0 or cache.serial[gone] == 0:
+        raise InvariantError("a record that is not there is evicted")
+    state[c.EVICTED] += 1
+    forget_evictable(cache, gone)
+    block = record[c.ENDPOINT, gone]
     forget_newest(node, block, gone)
-    if state[EXTENDED_RECORDS]:
-        if record[NUM_PAIRED_BLOCKS, gone] > 0:
-            detach_pairs(core, gone)
-        if state[HAS_CHECKPOINTS]:
-            _drop_checkpoint(core, gone)
+    if state[c.EXTENDED_RECORDS]:
+        if record[c.NUM_PAIRED_BLOCKS, gone] > 0:
+            detach_pairs(cache, gone)
+        if state[c.HAS_CHECKPOINTS]:
+            _drop_checkpoint(cache, gone)
     leave_endpoint(state, resource, record, gone)
-    drop_record(core, gone)
-    while block >= 0 and node[FIRST_CHILD, block] < 0 and resource[OWNER, block] < 0:
-        ahead = node[PARENT, block]
-        if ahead >= 0 and node[PARENT, ahead] >= 0:
-            fetch_slot(core.slot, core.key[node[PARENT, ahead], 1])
+    drop_record(cache, gone)
+    # Blocks of its path: [0, block] stay, for a child or another record | (block, end] go: free, or private to a lease
+    while block >= 0 and node[c.FIRST_CHILD, block] < 0 and resource[c.FIRST_RECORD, block] < 0:
+        ahead = node[c.PARENT, block]
+        if ahead >= 0 and node[c.PARENT, ahead] >= 0:
+            fetch_slot(cache.slot, cache.key[node[c.PARENT, ahead], 1])
         unlink(state, node, block)
-        note_ghost(core.ghost, core.key[block, 1])
-        remove(core.key, core.slot, block)
-        resource[CACHED, block] = 0
-        reclaim_if_idle(state, resource, BASE, block)
-        block = node[PARENT, block]
-    if block >= 0 and resource[OWNER, block] >= 0:
-        refresh(core, BASE, resource[OWNER, block])
+        note_ghost(cache.ghost, cache.key[block, 1])
+        remove(cache.key, cache.slot, block)
+        if resource[c.CACHE_REFS, block] != 1:
+            raise InvariantError("an indexed block's page is not the cache's")
+        resource[c.CACHE_REFS, block] = 0
+        reclaim_if_idle(state, resource, c.BASE, block)
+        block = node[c.PARENT, block]
+    if block >= 0 and resource[c.FIRST_RECORD, block] >= 0:
+        mark_evictable(cache, c.BASE, resource[c.FIRST_RECORD, block])
 
 
 @njit_part
-def _drop_checkpoint(core: Core, gone: int) -> None:
-    note_ghost(core.ghost, core.exact_key[gone, 1])
-    if core.key.shape[0] == 0:  # no block is indexed, so none is noted: the last full block stands for the way there
-        note_ghost(core.ghost, core.exact_key[gone, 3])
-    remove(core.exact_key, core.exact_slot, gone)
-    for kind in (RECURRENT, PARTIAL):
-        row = RECURRENT_SLOT if kind == RECURRENT else PARTIAL_SLOT
-        slot = core.record[row, gone]
+def _drop_checkpoint(cache: CacheArrays, gone: int) -> None:
+    note_ghost(cache.ghost, cache.exact_key[gone, 1])
+    if cache.key.shape[0] == 0:  # no block is indexed, so none is noted: the last full block stands for the way there
+        note_ghost(cache.ghost, cache.exact_key[gone, 3])
+    remove(cache.exact_key, cache.exact_slot, gone)
+    for kind in (c.RECURRENT, c.PARTIAL):
+        row = c.RECURRENT_SLOT + kind - c.RECURRENT
+        slot = cache.record[row, gone]
         if slot >= 0:
-            core.record[row, gone] = -1
-            core.resource[OWNER, core.state[OFFSET + kind] + slot] = -1
-            let_go(core, kind, slot)
-
-
-@njit_part
-def is_feasible(state: Int64s, need: tuple[int, int, int, int]) -> bool:
-    """Whether so many of each kind could be free at once."""
-    for kind in range(NUM_RESOURCE_KINDS):  # noqa: SIM110 - compiled code has no generators
-        if need[kind] > state[FREE + kind] + state[IDLE + kind]:
-            return False
-    return True
+            cache.record[row, gone] = -1
+            cache.resource[c.FIRST_RECORD, cache.state[c.OFFSET + kind] + slot] = -1
+            let_go(cache, kind, slot)
 
 
 @njit_in_place
-def make_room(core: Core, arena: Arena, need: tuple[int, int, int, int]) -> None:
-    """Evict until so many of each kind are free. The demand must be feasible."""
-    state = core.state
+def make_room(cache: CacheArrays, leases: LeaseArrays, need: tuple[int, int, int, int]) -> bool:
+    """Evict until so many of each kind are free; `False` and nothing evicted when that cannot be reached."""
+    state = cache.state
+    for kind in range(c.NUM_RESOURCE_KINDS):
+        if need[kind] > state[c.FREE + kind] + state[c.IDLE + kind]:
+            return False
     while True:
+        # The least recently used record that frees something lacking: the lowest place among the lacking kinds' first ones.
         lacking = False
         oldest = -1
-        for kind in range(NUM_RESOURCE_KINDS):
-            if need[kind] <= state[FREE + kind]:
+        for kind in range(c.NUM_RESOURCE_KINDS):
+            if need[kind] <= state[c.FREE + kind]:
                 continue
             lacking = True
-            place = oldest_ripe(core, kind)
+            place = oldest_evictable(cache, kind)
             if place >= 0 and (oldest < 0 or place < oldest):
                 oldest = place
         if not lacking:
-            return
+            return True
         if oldest >= 0:
-            fetch_behind(core, oldest)
-        if state[NUM_STRADDLING] > 0:
-            oldest = _older_behind_a_lease(core, arena, need, oldest)
-        evict_record(core, core.line[oldest] if oldest >= 0 else _oldest_in_the_way(core, need))
+            fetch_behind(cache, oldest)
+        if state[c.NUM_STRADDLING] > 0:
+            oldest = _older_behind_a_lease(cache, leases, need, oldest)
+        evict_record(cache, cache.recency[oldest] if oldest >= 0 else _oldest_in_the_way(cache, need))
 
 
 @njit_part
-def _older_behind_a_lease(core: Core, arena: Arena, need: tuple[int, int, int, int], oldest: int) -> int:
+def _older_behind_a_lease(cache: CacheArrays, leases: LeaseArrays, need: tuple[int, int, int, int], oldest: int) -> int:
     """Return the place of a record older than `oldest` whose last page is leased, but that frees a page before it.
 
     Only a lease that published behind pages of others holds the last page of a path without those before it. Such a
-    record is not ripe; it is found through the lease.
+    record is not evictable; it is found through the lease.
     """
-    state = core.state
-    for row in range(state[FRESH_LEASES]):
-        if arena.lease[LIVE, row] != 1 or arena.lease[STRADDLES, row] == 0:
+    state = cache.state
+    for row in range(state[c.FRESH_LEASES]):
+        if leases.fields[c.LIVE, row] != 1 or leases.fields[c.STRADDLES, row] == 0:
             continue
-        if need[BASE] > state[FREE + BASE]:
-            known = arena.base_rows[row, : arena.lease[KNOWN, row]]
-            oldest = _older_of(core.record, oldest, _record_behind_base_pages(core, known))
-        if need[DRAFT] > state[FREE + DRAFT]:
-            for i in range(arena.lease[NUM_DRAFT, row]):
-                record = _record_behind_draft_page(core, arena.draft_rows[row, i])
-                oldest = _older_of(core.record, oldest, record)
+        if need[c.BASE] > state[c.FREE + c.BASE]:
+            known = leases.base_pages[row, : leases.fields[c.KNOWN, row]]
+            record = _record_behind_base_pages(cache, known)
+            if record >= 0 and (oldest < 0 or cache.record[c.RECENCY_PLACE, record] < oldest):
+                oldest = cache.record[c.RECENCY_PLACE, record]
+        if need[c.DRAFT] > state[c.FREE + c.DRAFT]:
+            for i in range(leases.fields[c.NUM_DRAFT, row]):
+                record = _record_behind_draft_page(cache, leases.draft_pages[row, i])
+                if record >= 0 and (oldest < 0 or cache.record[c.RECENCY_PLACE, record] < oldest):
+                    oldest = cache.record[c.RECENCY_PLACE, record]
     return oldest
 
 
 @njit_part
-def _older_of(record: Int32s, oldest: int, other: int) -> int:
-    if other < 0:
-        return oldest
-    place = int(record[USED, other])
-    return place if oldest < 0 or place < oldest else oldest
-
-
-@njit_part
-def _record_behind_base_pages(core: Core, pages: Int32s) -> int:
+def _record_behind_base_pages(cache: CacheArrays, pages: Int32s) -> int:
     """Return the record that ends at the deepest indexed one of a lease's pages and frees a page before it, or -1."""
-    node, resource = core.node, core.resource
+    node, resource = cache.node, cache.resource
     last = pages.size - 1
-    while last >= 0 and resource[CACHED, pages[last]] == 0:
+    while last >= 0 and resource[c.CACHE_REFS, pages[last]] == 0:
         last -= 1
     if last < 0:
         return -1
     block = pages[last]
-    record = resource[OWNER, block]
-    if record < 0 or node[FIRST_CHILD, block] >= 0:
+    record = resource[c.FIRST_RECORD, block]
+    if record < 0 or node[c.FIRST_CHILD, block] >= 0:
         return -1
-    if core.state[EXTENDED_RECORDS] and core.record[NEXT_AT_ENDPOINT, record] >= 0:
+    if cache.state[c.EXTENDED_RECORDS] and cache.record[c.NEXT_AT_ENDPOINT, record] >= 0:
         return -1
-    while resource[ACTIVE, block] > 0:
-        only_child = node[NEXT_SIBLING, block] < 0 and node[PREVIOUS_SIBLING, block] < 0
-        block = node[PARENT, block]
-        if block < 0 or not only_child or resource[OWNER, block] >= 0:
+    while resource[c.LEASE_REFS, block] > 0:
+        only_child = node[c.NEXT_SIBLING, block] < 0 and node[c.PREVIOUS_SIBLING, block] < 0
+        block = node[c.PARENT, block]
+        if block < 0 or not only_child or resource[c.FIRST_RECORD, block] >= 0:
             return -1
     return int(record)
 
 
 @njit_part
-def _record_behind_draft_page(core: Core, page: int) -> int:
+def _record_behind_draft_page(cache: CacheArrays, page: int) -> int:
     """Return the record whose draft path ends with a leased page and that frees a draft page before it, or -1."""
-    node, resource, offset = core.node, core.resource, core.state[OFFSET + DRAFT]
-    record = resource[OWNER, offset + page]
-    if record < 0 or resource[CACHED, offset + page] > 1:
+    node, resource, offset = cache.node, cache.resource, cache.state[c.OFFSET + c.DRAFT]
+    record = resource[c.FIRST_RECORD, offset + page]
+    if record < 0 or resource[c.CACHE_REFS, offset + page] > 1:
         return -1
-    block = last_paired_block(node, core.record, record)
-    while node[PAIR_COUNT, block] == 1 and node[PAIR_PAGE, block] >= 0:
-        before = offset + node[PAIR_PAGE, block]
-        if resource[ACTIVE, before] == 0 and resource[CACHED, before] == 1:
+    block = last_paired_block(node, cache.record, record)
+    while node[c.PAIR_COUNT, block] == 1 and node[c.PAIR_PAGE, block] >= 0:
+        before = offset + node[c.PAIR_PAGE, block]
+        if resource[c.LEASE_REFS, before] == 0 and resource[c.CACHE_REFS, before] == 1:
             return int(record)
-        block = node[PARENT, block]
+        block = node[c.PARENT, block]
     return -1
 
 
 @njit_part
-def _oldest_in_the_way(core: Core, need: tuple[int, int, int, int]) -> int:
+def _oldest_in_the_way(cache: CacheArrays, need: tuple[int, int, int, int]) -> int:
     """Return the least recently used record that holds an unleased page of a lacking kind together with others."""
-    record = core.state[OLDEST_RECORD]
-    while record >= 0:
-        if need[BASE] > core.state[FREE + BASE]:
-            block = core.record[ENDPOINT, record]
+    record = cache.state[c.OLDEST_RECORD]
+    for _ in range(cache.state[c.NUM_RECORDS]):
+        if need[c.BASE] > cache.state[c.FREE + c.BASE]:
+            block = cache.record[c.ENDPOINT, record]
             while block >= 0:
-                if core.resource[ACTIVE, block] == 0:
+                if cache.resource[c.LEASE_REFS, block] == 0:
                     return int(record)
-                block = core.node[PARENT, block]
-        if need[DRAFT] > core.state[FREE + DRAFT] and core.record[NUM_PAIRED_BLOCKS, record] > 0:
-            offset = core.state[OFFSET + DRAFT]
-            page = core.record[LAST_DRAFT_PAGE, record]
-            block = last_paired_block(core.node, core.record, record)
+                block = cache.node[c.PARENT, block]
+        if need[c.DRAFT] > cache.state[c.FREE + c.DRAFT] and cache.record[c.NUM_PAIRED_BLOCKS, record] > 0:
+            offset = cache.state[c.OFFSET + c.DRAFT]
+            page = cache.record[c.LAST_DRAFT_PAGE, record]
+            block = last_paired_block(cache.node, cache.record, record)
             while page >= 0:
-                if core.resource[ACTIVE, offset + page] == 0:
+                if cache.resource[c.LEASE_REFS, offset + page] == 0:
                     return int(record)
-                page = core.node[PAIR_PAGE, block]
-                block = core.node[PARENT, block]
-        record = core.record[NEWER, record]
-    return int(record)
-
-
-@njit_part
-def enforce_record_limit(core: Core) -> None:
-    """Evict the least recently used records beyond the limit, whoever leases their pages."""
-    while core.state[NUM_RECORDS] > core.state[MAX_RECORDS]:
-        evict_record(core, core.state[OLDEST_RECORD])
+                page = cache.node[c.PAIR_PAGE, block]
+                block = cache.node[c.PARENT, block]
+        record = cache.record[c.NEWER, record]
+    return -1
 
 
 @njit_in_place
-def evict_everything(core: Core) -> None:
-    """Evict every record, the least recently used first, and forget lately evicted keys."""
-    while core.state[NUM_RECORDS] > 0:
-        evict_record(core, core.state[OLDEST_RECORD])
-    for i in range(core.ghost.size):
-        core.ghost[i] = np.uint64(0)
+def evict_beyond(cache: CacheArrays, max_records: int) -> None:
+    """Evict the least recently used records beyond a limit, whoever leases their pages."""
+    while cache.state[c.NUM_RECORDS] > max_records:
+        evict_record(cache, cache.state[c.OLDEST_RECORD])

@@ -12,24 +12,24 @@ from ctxcache.errors import InvariantError
 from ctxcache.manager import layout as c
 from ctxcache.manager.bitset import members
 from ctxcache.manager.block_index import find, ids_in
-from ctxcache.manager.layout import Arena, Core
-from ctxcache.manager.lru import is_ripe, oldest_ripe
+from ctxcache.manager.layout import CacheArrays, LeaseArrays
+from ctxcache.manager.lru import is_evictable, oldest_evictable
 
 _KIND_NAMES = ("base KV page", "draft KV page", "recurrent snapshot", "partial-KV snapshot")
 
 
-def check_invariants(core: Core, arena: Arena) -> None:
+def check_invariants(cache: CacheArrays, leases: LeaseArrays) -> None:
     """Raise `InvariantError` for the first invariant that does not hold."""
-    records = _check_order(core)
-    paths = {record: _path(core, core.record[c.ENDPOINT, record]) for record in records}
-    cached = _expected_cached(core, paths)
-    _check_index(core, paths)
-    _check_tree(core)
-    _check_pairs(core, paths)
-    _check_endpoints(core, records)
-    _check_pools(core, arena, cached)
-    _check_line(core, records)
-    _check_newest(core, paths)
+    records = _check_order(cache)
+    paths = {record: _path(cache, cache.record[c.ENDPOINT, record]) for record in records}
+    cached = _expected_cached(cache, paths)
+    _check_index(cache, paths)
+    _check_tree(cache)
+    _check_pairs(cache, paths)
+    _check_endpoints(cache, records)
+    _check_pools(cache, leases, cached)
+    _check_recency(cache, records)
+    _check_newest(cache, paths)
 
 
 def _require(holds: Any, message: str) -> None:
@@ -37,67 +37,67 @@ def _require(holds: Any, message: str) -> None:
         raise InvariantError(message)
 
 
-def _path(core: Core, block: int) -> list[int]:
+def _path(cache: CacheArrays, block: int) -> list[int]:
     path: list[int] = []
     while block >= 0:
-        _require(len(path) < len(core.key), f"block {block} is its own ancestor")
+        _require(len(path) < len(cache.key), f"block {block} is its own ancestor")
         path.append(int(block))
-        block = core.node[c.PARENT, block]
+        block = cache.node[c.PARENT, block]
     return path[::-1]
 
 
-def _check_order(core: Core) -> list[int]:
+def _check_order(cache: CacheArrays) -> list[int]:
     """Invariant 4: the LRU order holds every record once."""
     order: list[int] = []
-    record, before, used = int(core.state[c.OLDEST_RECORD]), -1, -1
+    record, before, used = int(cache.state[c.OLDEST_RECORD]), -1, -1
     while record >= 0:
-        _require(len(order) < core.state[c.NUM_RECORDS], "the LRU order is longer than there are records")
-        _require(core.record[c.OLDER, record] == before, f"record {record} does not know its older neighbour")
-        _require(core.serial[record] > 0, f"record {record} of the LRU order is dead")
-        _require(core.record[c.USED, record] > used, f"record {record} was used before its older neighbour")
-        used = int(core.record[c.USED, record])
+        _require(len(order) < cache.state[c.NUM_RECORDS], "the LRU order is longer than there are records")
+        _require(cache.record[c.OLDER, record] == before, f"record {record} does not know its older neighbour")
+        _require(cache.serial[record] > 0, f"record {record} of the LRU order is dead")
+        _require(cache.record[c.RECENCY_PLACE, record] > used, f"record {record} was used before its older neighbour")
+        used = int(cache.record[c.RECENCY_PLACE, record])
         order.append(record)
-        before, record = record, int(core.record[c.NEWER, record])
-    _require(core.state[c.NEWEST_RECORD] == before, "the LRU order does not end at the newest record")
-    _require(len(order) == core.state[c.NUM_RECORDS], "the LRU order does not hold every record")
-    _require(len(order) <= core.state[c.MAX_RECORDS], "there are more records than the limit")
-    alive = int((core.serial > 0).sum())
+        before, record = record, int(cache.record[c.NEWER, record])
+    _require(cache.state[c.NEWEST_RECORD] == before, "the LRU order does not end at the newest record")
+    _require(len(order) == cache.state[c.NUM_RECORDS], "the LRU order does not hold every record")
+    _require(len(order) <= cache.state[c.MAX_RECORDS], "there are more records than the limit")
+    alive = int((cache.serial > 0).sum())
     _require(alive == len(order), f"{alive} records live, {len(order)} are in the LRU order")
     return order
 
 
-def _draft_path(core: Core, record: int, path: list[int]) -> list[int]:
-    paired = int(core.record[c.NUM_PAIRED_BLOCKS, record]) if core.state[c.EXTENDED_RECORDS] else 0
+def _draft_path(cache: CacheArrays, record: int, path: list[int]) -> list[int]:
+    paired = int(cache.record[c.NUM_PAIRED_BLOCKS, record]) if cache.state[c.EXTENDED_RECORDS] else 0
     if paired <= 0:
         return []
     _require(paired <= len(path), f"record {record} pairs {paired} of {len(path)} blocks")
-    pages = [int(core.node[c.PAIR_PAGE, block]) for block in path[1:paired]]
-    return [*pages, int(core.record[c.LAST_DRAFT_PAGE, record])]
+    pages = [int(cache.node[c.PAIR_PAGE, block]) for block in path[1:paired]]
+    return [*pages, int(cache.record[c.LAST_DRAFT_PAGE, record])]
 
 
-def _expected_cached(core: Core, paths: dict[int, list[int]]) -> list[Counter[int]]:
+def _expected_cached(cache: CacheArrays, paths: dict[int, list[int]]) -> list[Counter[int]]:
     """What records hold, per kind: blocks once, a draft page once per successor and once per record that ends with it."""
     cached: list[Counter[int]] = [Counter() for _ in range(c.NUM_RESOURCE_KINDS)]
     cached[c.BASE].update({block for path in paths.values() for block in path})
     pairs: set[tuple[int, int]] = set()
     for record, path in paths.items():
-        drafts = _draft_path(core, record, path)
+        drafts = _draft_path(cache, record, path)
         pairs.update(zip(path[1:], drafts[:-1], strict=False))
         cached[c.DRAFT].update(drafts[-1:])
-        if core.state[c.HAS_CHECKPOINTS]:
+        if cache.state[c.HAS_CHECKPOINTS]:
             for kind, row in ((c.RECURRENT, c.RECURRENT_SLOT), (c.PARTIAL, c.PARTIAL_SLOT)):
-                slot = int(core.record[row, record])
+                slot = int(cache.record[row, record])
                 if slot >= 0:
                     cached[kind][slot] += 1
                     _require(cached[kind][slot] == 1, f"two records have {_KIND_NAMES[kind]} {slot}")
-                    owner = core.resource[c.OWNER, core.state[c.OFFSET + kind] + slot]
+                    owner = cache.resource[c.FIRST_RECORD, cache.state[c.OFFSET + kind] + slot]
                     _require(owner == record, f"{_KIND_NAMES[kind]} {slot} does not name record {record}")
-            _require(core.record[c.RECURRENT_SLOT, record] >= 0, f"checkpoint {record} has no recurrent snapshot")
-            exact = find(core.exact_key, core.exact_slot, core.exact_key[record, 0], core.exact_key[record, 1])
+            _require(cache.record[c.RECURRENT_SLOT, record] >= 0, f"checkpoint {record} has no recurrent snapshot")
+            exact = find(cache.exact_key, cache.exact_slot, cache.exact_key[record, 0], cache.exact_key[record, 1])
             _require(exact == record, f"checkpoint {record} is not found by its exact key")
     cached[c.DRAFT].update(page for _, page in pairs)
-    if core.state[c.HAS_PAIRS]:
-        held = {(block, int(page)) for block, page in enumerate(core.node[c.PAIR_PAGE]) if page >= 0}
+    if cache.state[c.HAS_PAIRS]:
+        held = {(block, int(page)) for block, page in enumerate(cache.node[c.PAIR_PAGE]) if page >= 0}
         _require(
             held == pairs,
             f"draft pages {sorted(held ^ pairs)} (block, page) are held by no record, or by none any more",
@@ -105,131 +105,146 @@ def _expected_cached(core: Core, paths: dict[int, list[int]]) -> list[Counter[in
     return cached
 
 
-def _check_index(core: Core, paths: dict[int, list[int]]) -> None:
+def _check_index(cache: CacheArrays, paths: dict[int, list[int]]) -> None:
     """Invariant 3: every indexed block's page is cached, and its ancestors are indexed."""
-    indexed = ids_in(core.slot)
+    indexed = ids_in(cache.slot)
     _require(len(set(indexed)) == len(indexed), "a block is indexed twice")
     needed = {block for path in paths.values() for block in path}
     _require(set(indexed) == needed, f"blocks {sorted(needed ^ set(indexed))} are indexed or needed, not both")
-    _require(core.state[c.NUM_NODES] == len(indexed), "the number of indexed blocks is wrong")
+    _require(cache.state[c.NUM_NODES] == len(indexed), "the number of indexed blocks is wrong")
     for block in indexed:
-        found = find(core.key, core.slot, core.key[block, 0], core.key[block, 1])
+        found = find(cache.key, cache.slot, cache.key[block, 0], cache.key[block, 1])
         _require(found == block, f"block {block} is not found by its key")
-        parent = core.node[c.PARENT, block]
+        parent = cache.node[c.PARENT, block]
         _require(parent < 0 or parent in needed, f"the parent of block {block} is not indexed")
 
 
-def _check_tree(core: Core) -> None:
-    for block in ids_in(core.slot):
-        child, before = int(core.node[c.FIRST_CHILD, block]), -1
+def _check_tree(cache: CacheArrays) -> None:
+    for block in ids_in(cache.slot):
+        child, before = int(cache.node[c.FIRST_CHILD, block]), -1
         while child >= 0:
-            _require(core.node[c.PARENT, child] == block, f"child {child} does not know its parent {block}")
-            _require(core.node[c.PREVIOUS_SIBLING, child] == before, f"child {child} does not know its elder sibling")
-            before, child = child, int(core.node[c.NEXT_SIBLING, child])
-    children = Counter(int(core.node[c.PARENT, block]) for block in ids_in(core.slot))
+            _require(cache.node[c.PARENT, child] == block, f"child {child} does not know its parent {block}")
+            _require(cache.node[c.PREVIOUS_SIBLING, child] == before, f"child {child} does not know its elder sibling")
+            before, child = child, int(cache.node[c.NEXT_SIBLING, child])
+    children = Counter(int(cache.node[c.PARENT, block]) for block in ids_in(cache.slot))
     for block, count in children.items():
         if block >= 0:
-            listed, child = 0, int(core.node[c.FIRST_CHILD, block])
+            listed, child = 0, int(cache.node[c.FIRST_CHILD, block])
             while child >= 0:
-                listed, child = listed + 1, int(core.node[c.NEXT_SIBLING, child])
+                listed, child = listed + 1, int(cache.node[c.NEXT_SIBLING, child])
             _require(listed == count, f"block {block} lists {listed} of {count} children")
 
 
-def _check_pairs(core: Core, paths: dict[int, list[int]]) -> None:
-    if not core.state[c.HAS_PAIRS]:
+def _check_pairs(cache: CacheArrays, paths: dict[int, list[int]]) -> None:
+    if not cache.state[c.HAS_PAIRS]:
         return
     expected: Counter[int] = Counter()
-    for block in ids_in(core.slot):
-        if core.node[c.PAIR_PAGE, block] >= 0:
-            expected[int(core.node[c.PARENT, block])] += 1
+    for block in ids_in(cache.slot):
+        if cache.node[c.PAIR_PAGE, block] >= 0:
+            expected[int(cache.node[c.PARENT, block])] += 1
     for record, path in paths.items():
-        drafts = _draft_path(core, record, path)
+        drafts = _draft_path(cache, record, path)
         if drafts:
             expected[path[len(drafts) - 1]] += 1
-            last = int(core.state[c.OFFSET + c.DRAFT]) + drafts[-1]
-            _require(core.resource[c.OWNER, last] >= 0, f"draft page {drafts[-1]} names no record that ends with it")
-    for block in ids_in(core.slot):
-        _require(core.node[c.PAIR_COUNT, block] == expected[block], f"block {block} counts its pairs wrongly")
+            last = int(cache.state[c.OFFSET + c.DRAFT]) + drafts[-1]
+            _require(
+                cache.resource[c.FIRST_RECORD, last] >= 0, f"draft page {drafts[-1]} names no record that ends with it"
+            )
+    for block in ids_in(cache.slot):
+        _require(cache.node[c.PAIR_COUNT, block] == expected[block], f"block {block} counts its pairs wrongly")
 
 
-def _check_endpoints(core: Core, records: list[int]) -> None:
+def _check_endpoints(cache: CacheArrays, records: list[int]) -> None:
     """Invariant 4: the record maps agree with each other."""
     listed: list[int] = []
-    heads = [(block, int(core.resource[c.OWNER, block])) for block in range(len(core.key))]
-    for endpoint, head in [*heads, (-1, int(core.state[c.ROOT_RECORD]))]:
+    heads = [(block, int(cache.resource[c.FIRST_RECORD, block])) for block in range(len(cache.key))]
+    for endpoint, head in [*heads, (-1, int(cache.state[c.ROOT_RECORD]))]:
         record = head
         while record >= 0:
-            _require(core.record[c.ENDPOINT, record] == endpoint, f"record {record} is listed at block {endpoint}")
+            _require(cache.record[c.ENDPOINT, record] == endpoint, f"record {record} is listed at block {endpoint}")
             listed.append(record)
-            record = int(core.record[c.NEXT_AT_ENDPOINT, record]) if core.state[c.EXTENDED_RECORDS] else -1
+            record = int(cache.record[c.NEXT_AT_ENDPOINT, record]) if cache.state[c.EXTENDED_RECORDS] else -1
     _require(sorted(listed) == sorted(records), "the lists of records by endpoint differ from the LRU order")
 
 
-def _lease_holds(core: Core, arena: Arena) -> list[Counter[int]]:
+def _lease_holds(cache: CacheArrays, leases: LeaseArrays) -> list[Counter[int]]:
     holds: list[Counter[int]] = [Counter() for _ in range(c.NUM_RESOURCE_KINDS)]
-    live = [row for row in range(arena.lease.shape[1]) if arena.lease[c.LIVE, row] == 1]
-    _require(len(live) == core.state[c.NUM_LEASES], "the number of leases is wrong")
+    live = [row for row in range(leases.fields.shape[1]) if leases.fields[c.LIVE, row] == 1]
+    _require(len(live) == cache.state[c.NUM_LEASES], "the number of leases is wrong")
     for row in live:
-        holds[c.BASE].update(arena.base_rows[row, : arena.lease[c.NUM_BASE, row]].tolist())
-        holds[c.DRAFT].update(arena.draft_rows[row, : arena.lease[c.NUM_DRAFT, row]].tolist())
+        holds[c.BASE].update(leases.base_pages[row, : leases.fields[c.NUM_BASE, row]].tolist())
+        holds[c.DRAFT].update(leases.draft_pages[row, : leases.fields[c.NUM_DRAFT, row]].tolist())
         for first in (c.RESTORED, c.RESERVED):
             for i in range(2):
-                slot = int(arena.lease[first + i, row])
+                slot = int(leases.fields[first + i, row])
                 if slot >= 0:
                     holds[c.RECURRENT + i][slot] += 1
     return holds
 
 
-def _check_pools(core: Core, arena: Arena, cached: list[Counter[int]]) -> None:
+def _check_pools(cache: CacheArrays, leases: LeaseArrays, cached: list[Counter[int]]) -> None:
     """Invariants 1 and 2: each resource is free, or held as often as leases and records say."""
-    holds = _lease_holds(core, arena)
+    holds = _lease_holds(cache, leases)
     for kind, name in enumerate(_KIND_NAMES):
-        capacity, offset = int(core.state[c.CAPACITY + kind]), int(core.state[c.OFFSET + kind])
-        free = core.resource[c.FREE_STACK, offset : offset + int(core.state[c.FREE + kind])].tolist()
+        capacity, offset = int(cache.state[c.CAPACITY + kind]), int(cache.state[c.OFFSET + kind])
+        free = cache.resource[c.FREE_STACK, offset : offset + int(cache.state[c.FREE + kind])].tolist()
         _require(len(set(free)) == len(free), f"a {name} is on the free list twice")
         idle = 0
         for resource in range(capacity):
-            active, in_cache = core.resource[c.ACTIVE, offset + resource], core.resource[c.CACHED, offset + resource]
+            lease_refs, cache_refs = cache.resource[[c.LEASE_REFS, c.CACHE_REFS], offset + resource]
             _require(
-                active == holds[kind][resource],
-                f"{name} {resource} has {active} active holds, leases have {holds[kind][resource]}",
+                lease_refs == holds[kind][resource],
+                f"{name} {resource} has {lease_refs} lease references, leases have {holds[kind][resource]}",
             )
             _require(
-                in_cache == cached[kind][resource],
-                f"{name} {resource} has {in_cache} cache holds, records have {cached[kind][resource]}",
+                cache_refs == cached[kind][resource],
+                f"{name} {resource} has {cache_refs} cache references, records have {cached[kind][resource]}",
             )
-            idle += bool(in_cache and not active)
+            idle += bool(cache_refs and not lease_refs)
         held = {resource for resource in range(capacity) if holds[kind][resource] or cached[kind][resource]}
         _require(not held & set(free), f"{name}s {sorted(held & set(free))} are free and held")
         _require(
             len(free) + len(held) == capacity, f"{capacity - len(free) - len(held)} of {capacity} {name}s are lost"
         )
-        _require(idle == core.state[c.IDLE + kind], f"{idle} {name}s are idle, {core.state[c.IDLE + kind]} are counted")
+        _require(
+            idle == cache.state[c.IDLE + kind], f"{idle} {name}s are idle, {cache.state[c.IDLE + kind]} are counted"
+        )
 
 
-def _check_line(core: Core, records: list[int]) -> None:
-    """Invariant 4: the line holds every record once, in LRU order, and the ripe ones are marked."""
-    end, settled, swept = (int(core.state[entry]) for entry in (c.LINE_END, c.SETTLED, c.SWEPT))
-    _require(settled <= swept <= end <= core.line.size, f"the line's ends {settled}, {swept}, {end} are out of order")
-    _require([record for record in core.line.tolist() if record >= 0] == records, "the line differs from the LRU order")
+def _check_recency(cache: CacheArrays, records: list[int]) -> None:
+    """Invariant 4: the order of recency holds every record once, in LRU order, and the evictable ones are marked."""
+    end, settled, swept = (int(cache.state[entry]) for entry in (c.RECENCY_END, c.SETTLED, c.SWEPT))
     _require(
-        (core.line[settled:swept] < 0).all() and (core.line[end:] < 0).all(), "the line is filled where it is swept"
+        settled <= swept <= end <= cache.recency.size, f"the recency's ends {settled}, {swept}, {end} are out of order"
+    )
+    _require(
+        [record for record in cache.recency.tolist() if record >= 0] == records,
+        "the recency differs from the LRU order",
+    )
+    _require(
+        (cache.recency[settled:swept] < 0).all() and (cache.recency[end:] < 0).all(),
+        "the recency is filled where it is swept",
     )
     for record in records:
-        _require(core.line[core.record[c.USED, record]] == record, f"record {record} does not know its place")
-    for kind in range(core.ripe.shape[0]):
-        marked = [int(core.line[place]) for place in members(core.ripe[kind], int(core.state[c.FIRST_LEAF]))]
-        ripe = {record for record in records if is_ripe(core, kind, record)}
-        _require(set(marked) == ripe, f"records {sorted(ripe ^ set(marked))} are marked as ripe wrongly")
-        _require(not marked or core.line[oldest_ripe(core, kind)] == marked[0], "another record is the oldest ripe one")
+        _require(
+            cache.recency[cache.record[c.RECENCY_PLACE, record]] == record, f"record {record} does not know its place"
+        )
+    for kind in range(cache.evictable.shape[0]):
+        marked = [int(cache.recency[place]) for place in members(cache.evictable[kind], int(cache.state[c.FIRST_LEAF]))]
+        evictable = {record for record in records if is_evictable(cache, kind, record)}
+        _require(set(marked) == evictable, f"records {sorted(evictable ^ set(marked))} are marked as evictable wrongly")
+        _require(
+            not marked or cache.recency[oldest_evictable(cache, kind)] == marked[0],
+            "another record is the oldest evictable one",
+        )
 
 
-def _check_newest(core: Core, paths: dict[int, list[int]]) -> None:
+def _check_newest(cache: CacheArrays, paths: dict[int, list[int]]) -> None:
     newest: dict[int, int] = {}
     for record, path in paths.items():
         for block in path:
-            if block not in newest or core.serial[record] > core.serial[newest[block]]:
+            if block not in newest or cache.serial[record] > cache.serial[newest[block]]:
                 newest[block] = record
     for block, record in newest.items():
-        noted = int(core.node[c.NEWEST, block])
+        noted = int(cache.node[c.NEWEST, block])
         _require(noted in {-1, record}, f"block {block} takes record {noted} for its newest, which is {record}")

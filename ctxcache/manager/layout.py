@@ -1,7 +1,7 @@
 """The manager's memory: a structure of arrays that compiled code works on, and the names of its rows.
 
-Every array is allocated once, for the whole pool; only the lease arena grows, and is apart for that. A base page id is
-also the id of the block (tree node) that the page is canonical for. `-1` stands for "none" in every array of ids.
+Every array is allocated once, for the whole pool; only those of the leases grow, and are apart for that. A base page id
+is also the id of the block (tree node) that the page is canonical for. `-1` stands for "none" in every array of ids.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxcache.arguments import Int32s, Int64s, Words
-from ctxcache.ids import PAIRED_KINDS, RECURRENT_KINDS, ContextCacheDeploymentKind, ResourceType
+from ctxcache.ids import ResourceType
 from ctxcache.manager.bitset import allocate_bits, first_leaf_for
+from ctxcache.manager.traits import DeploymentTraits
 
 # Kinds of resources: the order of the four pools in every array that has a row or an entry for each.
 # int64 values, not literals: Numba would compile everything that takes a literal kind once for each.
@@ -26,37 +27,41 @@ RESOURCE_KIND = {
     ResourceType.PARTIAL_KV_SNAPSHOT: PARTIAL,
 }
 
-# Rows of `Core.node`, by base page id. The last two exist only where drafts are paired.
+# Rows of `CacheArrays.node`, by base page id. The last two exist only where drafts are paired.
 PARENT, FIRST_CHILD, NEXT_SIBLING, PREVIOUS_SIBLING = range(4)
 NEWEST = 4  # the record made last of those whose path holds the block; negative: to be found out again
 PAIR_PAGE = 5  # draft page of the *parent's* block, computed with this block as successor
 PAIR_COUNT = 6  # children with a PAIR_PAGE, plus records whose draft path ends at this block
 NUM_NODE_ROWS, NUM_PAIRED_NODE_ROWS = 5, 7
 
-# Rows of `Core.resource`. A pool's entries begin at `state[OFFSET + kind]`; base pages begin at 0.
-ACTIVE = 0  # holds of leases
-CACHED = 1  # holds of the cache: 1 for an indexed base page, records and pairs for the others
-OWNER = 2  # first record that ends at the base page, has the draft page last, or has the snapshot
+# Rows of `CacheArrays.resource`. A pool's entries begin at `state[OFFSET + kind]`; base pages begin at 0.
+LEASE_REFS = 0  # leases that hold it
+CACHE_REFS = 1  # holds of the cache: 1 for an indexed base page, records and pairs for the others
+FIRST_RECORD = (
+    2  # head of the list of records that end at the base page, have the draft page last, or have the snapshot
+)
 FREE_STACK = 3  # per pool: ids that nobody holds, the next one to give last
 NUM_RESOURCE_ROWS = 4
 
-# Rows of `Core.record`. Kinds without checkpoints and drafts have the first four only.
+# Rows of `CacheArrays.record`. Kinds without checkpoints and drafts have the first four only.
 ENDPOINT = 0  # last block of the base path
 OLDER, NEWER = 1, 2  # neighbours in LRU order; NEWER also chains free records
-USED = 3  # its place in `Core.line`
-NUM_BLOCKS, NUM_PAIRED_BLOCKS, LAST_DRAFT_PAGE = 4, 5, 6
-EXACT_LENGTH, RECURRENT_SLOT, PARTIAL_SLOT = 7, 8, 9
+RECENCY_PLACE = 3  # its place in `CacheArrays.recency`
+NUM_BLOCKS = 4  # of the base path, which ends at ENDPOINT: known, so that a draft path's end is found from there
+NUM_PAIRED_BLOCKS, LAST_DRAFT_PAGE = 5, 6  # of the draft path: how long, and its last page
+EXACT_LENGTH = 7  # of a checkpoint in tokens; 0: none
+RECURRENT_SLOT, PARTIAL_SLOT = 8, 9  # next to each other, as their kinds are
 NEXT_AT_ENDPOINT, PREVIOUS_AT_ENDPOINT, NEXT_AT_DRAFT, PREVIOUS_AT_DRAFT = 10, 11, 12, 13
 NUM_PLAIN_RECORD_ROWS, NUM_RECORD_ROWS = 4, 14
 
-# Entries of `Core.state`. The first groups have one entry per kind of resource.
-# IDLE resources are cached and not leased.
+# Entries of `CacheArrays.state`. The first groups have one entry per kind of resource.
+# IDLE resources are cached and not leased: with the FREE ones all that a demand can be met from.
 FREE, IDLE, CAPACITY, OFFSET, RECLAIMED = (NUM_RESOURCE_KINDS * i for i in range(5))
 (
-    LINE_END,  # places of `Core.line` from here on were not used yet, or are again
+    RECENCY_END,  # places of `CacheArrays.recency` from here on were not used yet, or are again
     SWEPT,  # places below were looked at by the sweep under way
     SETTLED,  # places below were filled by it
-    FIRST_LEAF,  # of each set of `Core.ripe`; see `ctxcache.manager.bitset`
+    FIRST_LEAF,  # of each set of `CacheArrays.evictable`; see `ctxcache.manager.bitset`
     LAST_SERIAL,
     NUM_RECORDS,
     MAX_RECORDS,
@@ -81,7 +86,7 @@ FREE, IDLE, CAPACITY, OFFSET, RECLAIMED = (NUM_RESOURCE_KINDS * i for i in range
 ) = range(NUM_RESOURCE_KINDS * 5, NUM_RESOURCE_KINDS * 5 + 25)
 NUM_STATE_ENTRIES = NUM_RESOURCE_KINDS * 5 + 25
 
-# Rows of `Arena.lease`, by lease row.
+# Rows of `LeaseArrays.fields`, by lease row.
 GENERATION, LIVE, NUM_BASE, NUM_DRAFT, PAIRED = range(5)  # PAIRED: runs a paired draft
 RESTORED = 5  # + 0 recurrent, + 1 partial: slots that the lease was restored from
 RESERVED = 7  # + 0 recurrent, + 1 partial: slots reserved for a capture
@@ -101,7 +106,7 @@ _SLOTS_PER_KEY = 1.6  # open addressing at a load of 0.625 when every page is in
 _INITIAL_LEASES, _INITIAL_LEASE_PAGES = 16, 16
 
 
-class Core(NamedTuple):
+class CacheArrays(NamedTuple):
     """All that the cache knows; see the row names above.
 
     `N` base pages, `R` records at most (one more than the limit: a record is made before the oldest goes). The rows of
@@ -116,31 +121,35 @@ class Core(NamedTuple):
     resource: Int32s  # [4, all resources] holds, and the pools' free stacks
     record: Int32s  # [4 or 14, R]
     serial: Int64s  # [R] number of the publication that made each record; 0: no record
-    line: Int32s  # records by last use, the oldest first, with gaps (-1)
-    ripe: Words  # [1 or 4, words] per kind the places in `line` of the ripe records; see `ctxcache.manager.bitset`
+    recency: Int32s  # records by last use, the oldest first, with gaps (-1); see `ctxcache.manager.lru`
+    evictable: (
+        Words  # [1 or 4, words] per kind the places in `recency` of records that free one; `ctxcache.manager.bitset`
+    )
     exact_key: Words  # [R or 0, 4] of each checkpoint: exact-prefix digest, and key of its last full block
     exact_slot: Int32s  # open addressing: record by exact-prefix digest
     ghost: Words  # [GHOSTS] low word of lately evicted keys, at index `low word % GHOSTS`
 
 
-class Arena(NamedTuple):
-    """What leases hold: `A` rows, of which some are given out."""
+class LeaseArrays(NamedTuple):
+    """What leases hold: `A` rows, of which some are given out.
 
-    lease: Int32s  # [15, A]
-    base_rows: Int32s  # [A, width] base pages of each lease
-    draft_rows: Int32s  # [A, width]
+    The pages of a row are `base_pages[row, :NUM_BASE]` and `draft_pages[row, :NUM_DRAFT]`, in logical order.
+    """
+
+    fields: Int32s  # [15, A]
+    base_pages: Int32s  # [A, width]
+    draft_pages: Int32s  # [A, width]
 
 
-def allocate_core(kind: ContextCacheDeploymentKind, capacities: tuple[int, int, int, int], max_records: int) -> Core:
+def allocate_cache(traits: DeploymentTraits, capacities: tuple[int, int, int, int], max_records: int) -> CacheArrays:
     """Allocate empty pools of the given capacities, in the order of the kinds of resources."""
     num_pages, _, num_recurrent, _ = capacities
-    checkpoints = kind in RECURRENT_KINDS
-    pairs = kind in PAIRED_KINDS
+    checkpoints, pairs = traits.has_checkpoints, traits.has_pairs
     extended = checkpoints or pairs
     num_records = min(max_records, num_recurrent if checkpoints else num_pages) + 1
     num_exact = num_records if checkpoints else 0
     places = num_places(num_records)
-    core = Core(
+    cache = CacheArrays(
         state=np.zeros(NUM_STATE_ENTRIES, np.int64),
         key=np.zeros((num_pages, 2), np.uint64),
         slot=_empty_slots(num_pages),
@@ -148,17 +157,17 @@ def allocate_core(kind: ContextCacheDeploymentKind, capacities: tuple[int, int, 
         resource=_side_by_side(NUM_RESOURCE_ROWS, sum(capacities)),
         record=_side_by_side(NUM_RECORD_ROWS if extended else NUM_PLAIN_RECORD_ROWS, num_records),
         serial=np.zeros(num_records, np.int64),
-        line=np.full(places, -1, np.int32),
-        ripe=allocate_bits(NUM_RESOURCE_KINDS if extended else 1, places),
+        recency=np.full(places, -1, np.int32),
+        evictable=allocate_bits(NUM_RESOURCE_KINDS if extended else 1, places),
         exact_key=np.zeros((num_exact, 4), np.uint64),
         exact_slot=_empty_slots(num_exact),
         ghost=np.zeros(GHOSTS, np.uint64),
     )
     if pairs:
-        core.node[PAIR_COUNT] = 0
-    core.resource[[ACTIVE, CACHED]] = 0
-    core.record[NEWER, : num_records - 1] = np.arange(1, num_records)
-    state = core.state
+        cache.node[PAIR_COUNT] = 0
+    cache.resource[[LEASE_REFS, CACHE_REFS]] = 0
+    cache.record[NEWER, : num_records - 1] = np.arange(1, num_records)
+    state = cache.state
     for name in (OLDEST_RECORD, NEWEST_RECORD, ROOT_RECORD, FREE_LEASE):
         state[name] = -1
     state[[MAX_RECORDS, HAS_CHECKPOINTS, HAS_PAIRS, EXTENDED_RECORDS]] = max_records, checkpoints, pairs, extended
@@ -166,13 +175,13 @@ def allocate_core(kind: ContextCacheDeploymentKind, capacities: tuple[int, int, 
     offset = 0
     for index, capacity in enumerate(capacities):
         state[[FREE + index, CAPACITY + index, OFFSET + index]] = capacity, capacity, offset
-        core.resource[FREE_STACK, offset : offset + capacity] = np.arange(capacity - 1, -1, -1)
+        cache.resource[FREE_STACK, offset : offset + capacity] = np.arange(capacity - 1, -1, -1)
         offset += capacity
-    return core
+    return cache
 
 
 def num_places(num_records: int) -> int:
-    """Return how long `Core.line` has to be for so many records; `ctxcache.manager.lru` says why."""
+    """Return how long `CacheArrays.recency` has to be for so many records; `ctxcache.manager.lru` says why."""
     return 2 * num_records + _SPARE_PLACES
 
 
@@ -184,28 +193,31 @@ def _side_by_side(rows: int, columns: int) -> Int32s:
     return np.full((max(columns, 2), rows), -1, np.int32).T
 
 
-def allocate_arena(kind: ContextCacheDeploymentKind) -> Arena:
-    """Allocate a small arena."""
-    lease = np.full((NUM_LEASE_ROWS, _INITIAL_LEASES), -1, np.int32)
-    lease[[GENERATION, LIVE]] = 0
-    return Arena(
-        lease=lease,
-        base_rows=np.empty((_INITIAL_LEASES, _INITIAL_LEASE_PAGES), np.int32),
-        draft_rows=np.empty((_INITIAL_LEASES, _INITIAL_LEASE_PAGES if kind in PAIRED_KINDS else 0), np.int32),
+def allocate_leases(traits: DeploymentTraits) -> LeaseArrays:
+    """Allocate room for a few leases."""
+    return LeaseArrays(
+        fields=_unused_leases(_INITIAL_LEASES),
+        base_pages=np.empty((_INITIAL_LEASES, _INITIAL_LEASE_PAGES), np.int32),
+        draft_pages=np.empty((_INITIAL_LEASES, _INITIAL_LEASE_PAGES if traits.has_pairs else 0), np.int32),
     )
 
 
-def with_larger_arena(arena: Arena, num_leases: int, num_base_pages: int, num_draft_pages: int) -> Arena:
-    """Return an arena with the same leases and at least so many rows and columns, doubling."""
-    rows = _doubled(arena.lease.shape[1], num_leases)
-    lease = np.full((NUM_LEASE_ROWS, rows), -1, np.int32)
-    lease[[GENERATION, LIVE]] = 0
-    lease[:, : arena.lease.shape[1]] = arena.lease
-    return Arena(
-        lease=lease,
-        base_rows=_enlarged(arena.base_rows, rows, _doubled(arena.base_rows.shape[1], num_base_pages)),
-        draft_rows=_enlarged(arena.draft_rows, rows, _doubled(arena.draft_rows.shape[1], num_draft_pages)),
+def with_more_room(leases: LeaseArrays, num_leases: int, num_base_pages: int, num_draft_pages: int) -> LeaseArrays:
+    """Return arrays with the same leases and at least so many rows and columns, doubling."""
+    rows = _doubled(leases.fields.shape[1], num_leases)
+    fields = _unused_leases(rows)
+    fields[:, : leases.fields.shape[1]] = leases.fields
+    return LeaseArrays(
+        fields=fields,
+        base_pages=_enlarged(leases.base_pages, rows, _doubled(leases.base_pages.shape[1], num_base_pages)),
+        draft_pages=_enlarged(leases.draft_pages, rows, _doubled(leases.draft_pages.shape[1], num_draft_pages)),
     )
+
+
+def _unused_leases(rows: int) -> Int32s:
+    fields = np.full((NUM_LEASE_ROWS, rows), -1, np.int32)
+    fields[[GENERATION, LIVE]] = 0
+    return fields
 
 
 def _empty_slots(num_ids: int) -> Int32s:

@@ -1,100 +1,146 @@
-"""The Python side of leases: handles in, rows out; room in the arena before anything that must not fail."""
+"""What sequences hold while they run: one row a lease. Rows are opened and given back; handles in, rows out.
+
+There is room for a row and its pages before anything that must not fail (`LeaseTable.ensure_room`).
+"""
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ctxcache.arguments import as_integer, as_rows
-from ctxcache.errors import ContractError
-from ctxcache.manager.acquire import (
-    BAD_ROW,
-    BASE_PAGES,
-    BASE_ROWS,
-    DRAFT_PAGES,
-    DRAFT_ROWS,
-    NUM_GROWTH_ENTRIES,
-    WIDEST_BASE,
-    WIDEST_DRAFT,
-    count_growth,
-    grow_all,
-    grow_lease,
-    mark_growable,
-    release_lease,
-)
-from ctxcache.manager.layout import (
-    CAPACITY,
-    FREE_LEASE,
-    FRESH_LEASES,
-    GENERATION,
-    LIVE,
-    NUM_BASE,
-    NUM_DRAFT,
-    NUM_LEASES,
-    PAIRED,
-    PUBLISHED,
-    RESTORED,
-    Arena,
-    Core,
-    with_larger_arena,
-)
-from ctxcache.manager.results import NO_GROWTH, CacheRequestLease, LeaseGrowth, PageGrowth, PageIds
-
-_NO_TARGETS = np.empty(0, np.int32)
+from ctxcache.arguments import Int32s, Int64s
+from ctxcache.errors import ContractError, InvariantError
+from ctxcache.jit import njit_in_place, njit_part
+from ctxcache.manager import layout as c
+from ctxcache.manager.layout import CacheArrays, LeaseArrays, allocate_leases, with_more_room
+from ctxcache.manager.pools import unpin
+from ctxcache.manager.results import CacheRequestLease, PageIds
+from ctxcache.manager.traits import DeploymentTraits
 
 
-class LeaseArena:
-    """Owns the arena's arrays, which are replaced by larger ones when they are full.
+@njit_part
+def open_row(state: Int64s, fields: Int32s) -> int:
+    """Give out a row that holds nothing yet."""
+    row = state[c.FREE_LEASE] if state[c.FREE_LEASE] >= 0 else state[c.FRESH_LEASES]
+    if row >= fields.shape[1] or fields[c.LIVE, row] != 0:
+        raise InvariantError("a lease is opened without a free row")
+    if row == state[c.FREE_LEASE]:
+        state[c.FREE_LEASE] = fields[c.LEASE_MARK, row]
+    else:
+        state[c.FRESH_LEASES] = row + 1
+    fields[c.LIVE, row] = 1
+    for field in range(c.LIVE + 1, c.NUM_LEASE_ROWS):
+        fields[field, row] = -1
+    fields[c.NUM_BASE, row] = 0
+    fields[c.NUM_DRAFT, row] = 0
+    fields[c.PUBLISHED, row] = 0
+    fields[c.RESERVED_LENGTH, row] = 0
+    fields[c.STRADDLES, row] = 0
+    state[c.NUM_LEASES] += 1
+    return int(row)
+
+
+@njit_part
+def check_row(leases: LeaseArrays, row: int) -> None:
+    """Check that a row is a live lease's, and that what it counts lies within its pages."""
+    fields = leases.fields
+    if row < 0 or row >= fields.shape[1] or fields[c.LIVE, row] != 1:
+        raise InvariantError("the row of a lease is not live")
+    if fields[c.NUM_BASE, row] < 0 or fields[c.NUM_BASE, row] > leases.base_pages.shape[1]:
+        raise InvariantError("a lease counts more base pages than it has room for")
+    if fields[c.NUM_DRAFT, row] < 0 or fields[c.NUM_DRAFT, row] > leases.draft_pages.shape[1]:
+        raise InvariantError("a lease counts more draft pages than it has room for")
+
+
+@njit_in_place
+def release_lease(cache: CacheArrays, leases: LeaseArrays, row: int) -> None:
+    """Return every hold of a live lease, its last page first, and give the row back."""
+    check_row(leases, row)
+    fields = leases.fields
+    unpin(cache, c.BASE, leases.base_pages[row, : fields[c.NUM_BASE, row]])
+    unpin(cache, c.DRAFT, leases.draft_pages[row, : fields[c.NUM_DRAFT, row]])
+    drop_slots(cache, fields, row, c.RESTORED)
+    drop_slots(cache, fields, row, c.RESERVED)
+    fields[c.LIVE, row] = 0
+    fields[c.GENERATION, row] += 1
+    fields[c.LEASE_MARK, row] = cache.state[c.FREE_LEASE]
+    cache.state[c.FREE_LEASE] = row
+    cache.state[c.NUM_LEASES] -= 1
+    cache.state[c.NUM_STRADDLING] -= fields[c.STRADDLES, row]
+
+
+@njit_in_place
+def drop_slots(cache: CacheArrays, fields: Int32s, row: int, first_field: int) -> None:
+    """End the lease's hold on its restored or its reserved snapshot slots."""
+    if fields[c.LIVE, row] != 1:
+        raise InvariantError("the row of a lease is not live")
+    for i in range(2):
+        if fields[first_field + i, row] >= 0:
+            unpin(cache, c.RECURRENT + i, fields[first_field + i, row : row + 1])
+            fields[first_field + i, row] = -1
+    if first_field == c.RESERVED:
+        fields[c.RESERVED_LENGTH, row] = 0
+
+
+class LeaseTable:
+    """Owns the leases' arrays, which are replaced by larger ones when they are full, and answers for the handles.
 
     Attributes:
+        cache: whose resources the leases hold.
+        traits: of the deployment.
         arrays: the present arrays.
     """
 
-    arrays: Arena
+    cache: CacheArrays
+    traits: DeploymentTraits
+    arrays: LeaseArrays
 
-    def __init__(self, core: Core, arrays: Arena) -> None:
-        self._core = core
-        self.arrays = arrays
-        self._num_base_pages, self._num_draft_pages = (int(size) for size in core.state[CAPACITY : CAPACITY + 2])
+    def __init__(self, cache: CacheArrays, traits: DeploymentTraits) -> None:
+        self.cache = cache
+        self.traits = traits
+        self.arrays = allocate_leases(traits)
+        self._most_base_pages, self._most_draft_pages = (int(size) for size in cache.state[c.CAPACITY : c.CAPACITY + 2])
 
     def __len__(self) -> int:
-        return int(self._core.state[NUM_LEASES])
+        return int(self.cache.state[c.NUM_LEASES])
 
     def ensure_room(self, num_base_pages: int, num_draft_pages: int, *, new_row: bool) -> None:
-        """Enlarge the arena for a lease of so many pages, and for one more lease. Nobody can see it.
+        """Enlarge the arrays for a lease of so many pages, and for one more lease. Nobody can see it.
 
         No lease can have more pages than there are, so that a demand for more, which will be refused, takes no memory.
         """
-        arrays, state = self.arrays, self._core.state
-        num_base_pages = min(num_base_pages, self._num_base_pages)
-        num_draft_pages = min(num_draft_pages, self._num_draft_pages)
-        rows = arrays.lease.shape[1]
-        full = new_row and state[FREE_LEASE] < 0 and state[FRESH_LEASES] == rows
-        if full or num_base_pages > arrays.base_rows.shape[1] or num_draft_pages > arrays.draft_rows.shape[1]:
-            self.arrays = with_larger_arena(arrays, rows + full, num_base_pages, num_draft_pages)
+        arrays, state = self.arrays, self.cache.state
+        num_base_pages = min(num_base_pages, self._most_base_pages)
+        num_draft_pages = min(num_draft_pages, self._most_draft_pages)
+        rows = arrays.fields.shape[1]
+        full = new_row and state[c.FREE_LEASE] < 0 and state[c.FRESH_LEASES] == rows
+        if full or num_base_pages > arrays.base_pages.shape[1] or num_draft_pages > arrays.draft_pages.shape[1]:
+            self.arrays = with_more_room(arrays, rows + full, num_base_pages, num_draft_pages)
 
     def next_handle(self) -> CacheRequestLease:
-        """Return the handle of the row that `acquire_lease` gives out next; there is room for it.
+        """Return the handle of the row that `open_row` gives out next; there is room for it.
 
         It is made before anything is held, so that nothing is ever held without a handle. Until the row is given out it
         reads as released.
         """
-        state = self._core.state
-        row = int(state[FREE_LEASE])
+        state = self.cache.state
+        row = int(state[c.FREE_LEASE])
         if row < 0:
-            row = int(state[FRESH_LEASES])
-        return CacheRequestLease(self, row, int(self.arrays.lease[GENERATION, row]))
+            row = int(state[c.FRESH_LEASES])
+        if self.arrays.fields[c.LIVE, row] != 0:
+            raise InvariantError(f"lease row {row} is to be given out, and is out already")
+        return CacheRequestLease(self, row, int(self.arrays.fields[c.GENERATION, row]))
 
     def take_back(self, lease: CacheRequestLease) -> None:
         """Return what a handle that never reached its caller holds by now, if anything."""
         if not self.lease_is_released(lease):
-            release_lease(self._core, self.arrays, lease.row)
+            release_lease(self.cache, self.arrays, lease.row)
 
     def live_leases(self) -> list[CacheRequestLease]:
         """Return a handle for every lease that is out, by row."""
-        fields = self.arrays.lease
+        fields = self.arrays.fields
         return [
-            CacheRequestLease(self, row, int(fields[GENERATION, row])) for row in np.flatnonzero(fields[LIVE]).tolist()
+            CacheRequestLease(self, row, int(fields[c.GENERATION, row]))
+            for row in np.flatnonzero(fields[c.LIVE]).tolist()
         ]
 
     def row_of(self, lease: CacheRequestLease) -> int:
@@ -105,107 +151,29 @@ class LeaseArena:
             raise ContractError(f"{lease!r} was released; a lease is released once and not used afterwards")
         return lease.row
 
-    def release(self, lease: CacheRequestLease) -> None:
-        """Return every hold of a live lease."""
-        release_lease(self._core, self.arrays, self.row_of(lease))
+    # What handles ask: `ctxcache.manager.results.LeaseOwner`.
 
     def lease_is_released(self, lease: CacheRequestLease) -> bool:
         """Whether the handle outlived its lease."""
-        fields = self.arrays.lease
-        return bool(fields[GENERATION, lease.row] != lease.generation or fields[LIVE, lease.row] != 1)
+        fields = self.arrays.fields
+        return bool(fields[c.GENERATION, lease.row] != lease.generation or fields[c.LIVE, lease.row] != 1)
 
     def lease_base_pages(self, lease: CacheRequestLease) -> PageIds:
-        """See `CacheRequestLease.base_pages`."""
+        """Return a copy of the base pages, in logical order."""
         row = self.row_of(lease)
-        return self.arrays.base_rows[row, : self.arrays.lease[NUM_BASE, row]].copy()
+        return self.arrays.base_pages[row, : self.arrays.fields[c.NUM_BASE, row]].copy()
 
     def lease_draft_pages(self, lease: CacheRequestLease) -> PageIds:
-        """See `CacheRequestLease.draft_pages`."""
+        """Return a copy of the draft pages, in logical order."""
         row = self.row_of(lease)
-        return self.arrays.draft_rows[row, : self.arrays.lease[NUM_DRAFT, row]].copy()
+        return self.arrays.draft_pages[row, : self.arrays.fields[c.NUM_DRAFT, row]].copy()
 
     def lease_snapshot_slots(self, lease: CacheRequestLease) -> tuple[int | None, int | None]:
         """Return the restored recurrent and partial-KV slots, `None` where absent."""
         row = self.row_of(lease)
-        recurrent, partial = (int(slot) for slot in self.arrays.lease[RESTORED : RESTORED + 2, row])
+        recurrent, partial = (int(slot) for slot in self.arrays.fields[c.RESTORED : c.RESTORED + 2, row])
         return recurrent if recurrent >= 0 else None, partial if partial >= 0 else None
 
     def lease_published_full_block_count(self, lease: CacheRequestLease) -> int:
-        """See `CacheRequestLease.published_full_block_count`."""
-        return int(self.arrays.lease[PUBLISHED, self.row_of(lease)])
-
-    def grow(self, lease: CacheRequestLease, base_pages: int, draft_pages: int) -> bool:
-        """See `CacheManager.grow`."""
-        row = self.row_of(lease)
-        base_pages = as_integer("base_pages", base_pages)
-        draft_pages = as_integer("draft_pages", draft_pages)
-        fields = self.arrays.lease
-        if draft_pages and fields[PAIRED, row] != 1:
-            raise ContractError(f"draft_pages is {draft_pages}, but the lease runs no paired draft; leave it 0")
-        self.ensure_room(
-            int(fields[NUM_BASE, row]) + base_pages, int(fields[NUM_DRAFT, row]) + draft_pages, new_row=False
-        )
-        return grow_lease(self._core, self.arrays, row, base_pages, draft_pages)
-
-    def grow_leases(
-        self,
-        lease_rows: NDArray[np.int32],
-        base_page_targets: NDArray[np.int32],
-        draft_page_targets: NDArray[np.int32] | None,
-    ) -> LeaseGrowth | None:
-        """See `CacheManager.grow_leases`."""
-        rows, base, draft, answer = self._count_growth(lease_rows, base_page_targets, draft_page_targets)
-        if answer is None:
-            return NO_GROWTH
-        if answer[BASE_PAGES] > self._num_base_pages or answer[DRAFT_PAGES] > self._num_draft_pages:
-            return None
-        self.ensure_room(int(answer[WIDEST_BASE]), int(answer[WIDEST_DRAFT]), new_row=False)
-        base_out = np.empty(3 * answer[BASE_ROWS] + answer[BASE_PAGES], np.int32)
-        draft_out = np.empty(3 * answer[DRAFT_ROWS] + answer[DRAFT_PAGES], np.int32)
-        if not grow_all(self._core, self.arrays, rows, base, draft, answer, base_out, draft_out):
-            return None
-        draft_growth = _page_growth(draft_out, int(answer[DRAFT_ROWS])) if answer[DRAFT_ROWS] else NO_GROWTH.draft
-        return LeaseGrowth(_page_growth(base_out, int(answer[BASE_ROWS])), draft_growth)
-
-    def can_grow_leases(
-        self,
-        lease_rows: NDArray[np.int32],
-        base_page_targets: NDArray[np.int32],
-        draft_page_targets: NDArray[np.int32] | None,
-    ) -> NDArray[np.bool_]:
-        """See `CacheManager.can_grow_leases`."""
-        rows, base, draft, _ = self._count_growth(lease_rows, base_page_targets, draft_page_targets)
-        fits = np.empty(rows.size, np.bool_)
-        mark_growable(self._core.state, self.arrays.lease, rows, base, draft, fits)
-        return fits
-
-    def _count_growth(
-        self,
-        lease_rows: NDArray[np.int32],
-        base_page_targets: NDArray[np.int32],
-        draft_page_targets: NDArray[np.int32] | None,
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int64] | None]:
-        rows = as_rows("lease_rows", lease_rows)
-        base = as_rows("base_page_targets", base_page_targets, rows.size)
-        draft = _NO_TARGETS
-        if draft_page_targets is not None:
-            draft = as_rows("draft_page_targets", draft_page_targets, rows.size)
-        answer = np.empty(NUM_GROWTH_ENTRIES, np.int64)
-        if not count_growth(self.arrays.lease, self._core.state, rows, base, draft, answer):
-            return rows, base, draft, None
-        if answer[BAD_ROW] >= 0:
-            position = int(answer[BAD_ROW])
-            raise ContractError(
-                f"lease_rows[{position}] is {int(rows[position])}: no live lease, named before, or a lease without a paired "
-                "draft that was to get draft pages; pass each live lease's row once"
-            )
-        return rows, base, draft, answer
-
-
-def _page_growth(out: NDArray[np.int32], num_rows: int) -> PageGrowth:
-    return PageGrowth(
-        indices=out[:num_rows],
-        first_page_indices=out[num_rows : 2 * num_rows],
-        page_counts=out[2 * num_rows : 3 * num_rows],
-        page_ids=out[3 * num_rows :],
-    )
+        """Return how many full blocks the lease itself has published."""
+        return int(self.arrays.fields[c.PUBLISHED, self.row_of(lease)])

@@ -1,268 +1,257 @@
 """Published endpoints: their LRU order, and for each kind of resource which of them free one at once when evicted.
 
-Each use of a record takes the next place of a line, `Core.line`, and leaves a gap where the record was. So the order of
-places is the order of use; the ripe records of a kind are a set of places, and the least of them is the next to evict. The
-line does not run out: with every use a sweep moves a few records down into the gaps, keeping their order, and when it has
-come to the end of the line, the line ends where it has moved the last one.
+Each use of a record takes the next place of `CacheArrays.recency`, and leaves a gap where the record was. So the order of
+places is the order of use; the evictable records of a kind are a set of places, and the least of them is the next to go.
+Places do not run out: with every use a sweep moves a few records down into the gaps, keeping their order, and when it has
+come to the end, the order ends where it has moved the last one.
 
-With `R` records at most, a sweep that begins with the line ending at `e` takes `u = e / 3` uses (four places a use, of
-which one is new), and ends it at `R + u` at the latest. So lines begin to be swept no later than at `1.5 * R`, and end no
-later than at `2 * R`.
+    [0, SETTLED) swept, without gaps | [SETTLED, SWEPT) all gaps | [SWEPT, RECENCY_END) used since, with gaps | unused
+
+With `R` records at most, a sweep that begins with the order ending at `e` takes `u = e / 3` uses (four places a use, of
+which one is new), and ends it at `R + u` at the latest. So an order begins to be swept no later than at `1.5 * R`, and ends
+no later than at `2 * R`.
 """
 
 from __future__ import annotations
 
 from ctxcache.arguments import Int32s, Int64s, Words
+from ctxcache.errors import InvariantError
 from ctxcache.jit import njit_in_place, njit_inlined, njit_part
+from ctxcache.manager import layout as c
 from ctxcache.manager.bitset import add, discard, holds, least
-from ctxcache.manager.layout import (
-    ACTIVE,
-    BASE,
-    CACHED,
-    DRAFT,
-    ENDPOINT,
-    EXTENDED_RECORDS,
-    FIRST_CHILD,
-    FIRST_LEAF,
-    FREE_RECORD,
-    LAST_DRAFT_PAGE,
-    LAST_SERIAL,
-    LINE_END,
-    NEWER,
-    NEWEST_RECORD,
-    NEXT_AT_DRAFT,
-    NEXT_AT_ENDPOINT,
-    NUM_RECORDS,
-    OFFSET,
-    OLDER,
-    OLDEST_RECORD,
-    OWNER,
-    PARTIAL_SLOT,
-    PREVIOUS_AT_DRAFT,
-    PREVIOUS_AT_ENDPOINT,
-    RECURRENT,
-    RECURRENT_SLOT,
-    ROOT_RECORD,
-    SETTLED,
-    SWEPT,
-    USED,
-    Core,
-)
+from ctxcache.manager.layout import CacheArrays
 
 _SWEEP = 4
 
 
 @njit_part
-def new_record(core: Core, endpoint: int) -> int:
+def new_record(cache: CacheArrays, endpoint: int) -> int:
     """Make a record, the most recently used, that ends at `endpoint` (-1: before the first full block)."""
-    state = core.state
-    made = state[FREE_RECORD]
-    state[FREE_RECORD] = core.record[NEWER, made]
-    state[NUM_RECORDS] += 1
-    state[LAST_SERIAL] += 1
-    core.serial[made] = state[LAST_SERIAL]
-    core.record[ENDPOINT, made] = endpoint
-    _sweep(core)
-    _link_newest(core, made)
-    _join_endpoint(core, made, endpoint)
+    state = cache.state
+    made = state[c.FREE_RECORD]
+    if made < 0 or cache.serial[made] != 0:
+        raise InvariantError("a record is made without a free one")
+    _sweep(cache)
+    state[c.FREE_RECORD] = cache.record[c.NEWER, made]
+    state[c.NUM_RECORDS] += 1
+    state[c.LAST_SERIAL] += 1
+    cache.serial[made] = state[c.LAST_SERIAL]
+    cache.record[c.ENDPOINT, made] = endpoint
+    _link_newest(cache, made)
+    # The list of records that end at one block, or before the first one, begins with it.
+    first = cache.resource[c.FIRST_RECORD, endpoint] if endpoint >= 0 else state[c.ROOT_RECORD]
+    if state[c.EXTENDED_RECORDS]:
+        cache.record[c.NEXT_AT_ENDPOINT, made] = first
+        cache.record[c.PREVIOUS_AT_ENDPOINT, made] = -1
+        if first >= 0:
+            cache.record[c.PREVIOUS_AT_ENDPOINT, first] = made
+    if endpoint >= 0:
+        cache.resource[c.FIRST_RECORD, endpoint] = made
+        # Two records that end at one block keep it for each other.
+        mark_evictable(cache, c.BASE, made)
+        if first >= 0:
+            mark_evictable(cache, c.BASE, first)
+    else:
+        state[c.ROOT_RECORD] = made
     return int(made)
 
 
 @njit_inlined
-def drop_record(core: Core, gone: int) -> None:
-    """Take a record out of the LRU order and give its row back. It must have left its endpoint before, and be ripe no more."""
-    state, record = core.state, core.record
-    _unlink(core, gone)
-    core.serial[gone] = 0
-    record[ENDPOINT, gone] = -1
-    record[NEWER, gone] = state[FREE_RECORD]
-    state[FREE_RECORD] = gone
-    state[NUM_RECORDS] -= 1
+def drop_record(cache: CacheArrays, gone: int) -> None:
+    """Take a record out of the LRU order and give its row back. It must have left its endpoint before, and be evictable no more."""
+    state, record = cache.state, cache.record
+    _unlink(cache, gone)
+    cache.serial[gone] = 0
+    record[c.ENDPOINT, gone] = -1
+    record[c.NEWER, gone] = state[c.FREE_RECORD]
+    state[c.FREE_RECORD] = gone
+    state[c.NUM_RECORDS] -= 1
 
 
 @njit_in_place
-def touch(core: Core, used: int) -> None:
+def touch(cache: CacheArrays, used: int) -> None:
     """Make a record the most recently used."""
-    _sweep(core)  # first: nothing may move into the gap while the marks are still there
-    leaf, before = core.state[FIRST_LEAF], core.record[USED, used]
-    _unlink(core, used)
-    _link_newest(core, used)
-    for kind in range(core.ripe.shape[0]):
-        _move_mark(core.ripe[kind], leaf, before, core.record[USED, used])
-
-
-@njit_part
-def _join_endpoint(core: Core, made: int, endpoint: int) -> None:
-    """Enter a record in the list of those that end at a block, or before the first one."""
-    first = core.resource[OWNER, endpoint] if endpoint >= 0 else core.state[ROOT_RECORD]
-    if core.state[EXTENDED_RECORDS]:
-        core.record[NEXT_AT_ENDPOINT, made] = first
-        core.record[PREVIOUS_AT_ENDPOINT, made] = -1
-        if first >= 0:
-            core.record[PREVIOUS_AT_ENDPOINT, first] = made
-    if endpoint >= 0:
-        core.resource[OWNER, endpoint] = made
-    else:
-        core.state[ROOT_RECORD] = made
-    if endpoint >= 0:
-        # Two records that end at one block keep it for each other.
-        refresh(core, BASE, core.resource[OWNER, endpoint])
-        if first >= 0:
-            refresh(core, BASE, core.record[NEXT_AT_ENDPOINT, made])
+    if used < 0 or cache.serial[used] == 0:
+        raise InvariantError("a record that is not there is used")
+    _sweep(cache)  # first: nothing may move into the gap while the marks are still there
+    leaf, before = cache.state[c.FIRST_LEAF], _place_of(cache, used)
+    _unlink(cache, used)
+    _link_newest(cache, used)
+    for kind in range(cache.evictable.shape[0]):
+        _move_mark(cache.evictable[kind], leaf, before, cache.record[c.RECENCY_PLACE, used])
 
 
 @njit_inlined
 def leave_endpoint(state: Int64s, resource: Int32s, record: Int32s, gone: int) -> None:
-    """Take a record out of that list."""
+    """Take a record out of the list of those that end where it does."""
     after = -1
-    if state[EXTENDED_RECORDS]:
-        after = record[NEXT_AT_ENDPOINT, gone]
-        before = record[PREVIOUS_AT_ENDPOINT, gone]
+    if state[c.EXTENDED_RECORDS]:
+        after = record[c.NEXT_AT_ENDPOINT, gone]
+        before = record[c.PREVIOUS_AT_ENDPOINT, gone]
         if after >= 0:
-            record[PREVIOUS_AT_ENDPOINT, after] = before
+            record[c.PREVIOUS_AT_ENDPOINT, after] = before
         if before >= 0:
-            record[NEXT_AT_ENDPOINT, before] = after
+            record[c.NEXT_AT_ENDPOINT, before] = after
             return
-    endpoint = record[ENDPOINT, gone]
+    endpoint = record[c.ENDPOINT, gone]
     if endpoint >= 0:
-        resource[OWNER, endpoint] = after
+        resource[c.FIRST_RECORD, endpoint] = after
     else:
-        state[ROOT_RECORD] = after
+        state[c.ROOT_RECORD] = after
 
 
 @njit_part
 def join_draft_page(state: Int64s, resource: Int32s, record: Int32s, made: int, page: int) -> None:
-    """Enter a record in the list of those whose draft path ends with this page. Its cache hold is the caller's to take."""
-    at = state[OFFSET + DRAFT] + page
-    first = resource[OWNER, at]
-    record[LAST_DRAFT_PAGE, made] = page
-    record[NEXT_AT_DRAFT, made] = first
-    record[PREVIOUS_AT_DRAFT, made] = -1
+    """Enter a record in the list of those whose draft path ends with this page. Its reference is the caller's to take."""
+    at = state[c.OFFSET + c.DRAFT] + page
+    first = resource[c.FIRST_RECORD, at]
+    record[c.LAST_DRAFT_PAGE, made] = page
+    record[c.NEXT_AT_DRAFT, made] = first
+    record[c.PREVIOUS_AT_DRAFT, made] = -1
     if first >= 0:
-        record[PREVIOUS_AT_DRAFT, first] = made
-    resource[OWNER, at] = made
+        record[c.PREVIOUS_AT_DRAFT, first] = made
+    resource[c.FIRST_RECORD, at] = made
 
 
 @njit_part
 def leave_draft_page(state: Int64s, resource: Int32s, record: Int32s, gone: int) -> None:
     """Take a record out of that list."""
-    after = record[NEXT_AT_DRAFT, gone]
-    before = record[PREVIOUS_AT_DRAFT, gone]
+    if record[c.LAST_DRAFT_PAGE, gone] < 0:
+        raise InvariantError("a record without a draft path gives one up")
+    after = record[c.NEXT_AT_DRAFT, gone]
+    before = record[c.PREVIOUS_AT_DRAFT, gone]
     if after >= 0:
-        record[PREVIOUS_AT_DRAFT, after] = before
+        record[c.PREVIOUS_AT_DRAFT, after] = before
     if before >= 0:
-        record[NEXT_AT_DRAFT, before] = after
+        record[c.NEXT_AT_DRAFT, before] = after
     else:
-        resource[OWNER, state[OFFSET + DRAFT] + record[LAST_DRAFT_PAGE, gone]] = after
-    record[LAST_DRAFT_PAGE, gone] = -1
+        resource[c.FIRST_RECORD, state[c.OFFSET + c.DRAFT] + record[c.LAST_DRAFT_PAGE, gone]] = after
+    record[c.LAST_DRAFT_PAGE, gone] = -1
 
 
 @njit_in_place
-def is_ripe(core: Core, kind: int, record: int) -> bool:
+def is_evictable(cache: CacheArrays, kind: int, record: int) -> bool:
     """Whether evicting this record alone is known to free a resource of that kind at once."""
-    if kind == BASE:
-        block = core.record[ENDPOINT, record]
-        if block < 0 or core.node[FIRST_CHILD, block] >= 0 or core.resource[ACTIVE, block] > 0:
+    if kind == c.BASE:
+        block = cache.record[c.ENDPOINT, record]
+        if block < 0 or cache.node[c.FIRST_CHILD, block] >= 0 or cache.resource[c.LEASE_REFS, block] > 0:
             return False
-        if not core.state[EXTENDED_RECORDS]:
+        if not cache.state[c.EXTENDED_RECORDS]:
             return True
-        return bool(core.record[NEXT_AT_ENDPOINT, record] < 0 and core.record[PREVIOUS_AT_ENDPOINT, record] < 0)
-    if kind == DRAFT:
-        held = core.record[LAST_DRAFT_PAGE, record]
+        return bool(cache.record[c.NEXT_AT_ENDPOINT, record] < 0 and cache.record[c.PREVIOUS_AT_ENDPOINT, record] < 0)
+    if kind == c.DRAFT:
+        held = cache.record[c.LAST_DRAFT_PAGE, record]
     else:
-        held = core.record[RECURRENT_SLOT if kind == RECURRENT else PARTIAL_SLOT, record]
+        held = cache.record[c.RECURRENT_SLOT if kind == c.RECURRENT else c.PARTIAL_SLOT, record]
     if held < 0:
         return False
-    at = core.state[OFFSET + kind] + held
-    return bool(core.resource[ACTIVE, at] == 0 and core.resource[CACHED, at] == 1)
+    at = cache.state[c.OFFSET + kind] + held
+    return bool(cache.resource[c.LEASE_REFS, at] == 0 and cache.resource[c.CACHE_REFS, at] == 1)
+
+
+@njit_inlined
+def _place_of(cache: CacheArrays, record: int) -> int:
+    place = cache.record[c.RECENCY_PLACE, record]
+    if place < 0 or place >= cache.state[c.RECENCY_END] or cache.recency[place] != record:
+        raise InvariantError("a record is not at its place in the LRU order")
+    return int(place)
 
 
 @njit_part
-def refresh(core: Core, kind: int, record: int) -> None:
-    """Mark a record as ripe for its kind, or not, as it is now."""
-    ripe, leaf, place = core.ripe[kind], core.state[FIRST_LEAF], core.record[USED, record]
-    marked = holds(ripe, leaf, place)
-    if is_ripe(core, kind, record) == marked:
+def mark_evictable(cache: CacheArrays, kind: int, record: int) -> None:
+    """Mark a record as evictable for a kind, or not, as it is now."""
+    evictable, leaf, place = cache.evictable[kind], cache.state[c.FIRST_LEAF], _place_of(cache, record)
+    marked = holds(evictable, leaf, place)
+    if is_evictable(cache, kind, record) == marked:
         return
     if marked:
-        discard(ripe, leaf, place)
+        discard(evictable, leaf, place)
     else:
-        add(ripe, leaf, place)
+        add(evictable, leaf, place)
 
 
 @njit_inlined
-def forget_ripe(core: Core, gone: int) -> None:
-    """Let a record be ripe for no kind."""
-    leaf, place = core.state[FIRST_LEAF], core.record[USED, gone]
-    for kind in range(core.ripe.shape[0]):
-        if holds(core.ripe[kind], leaf, place):
-            discard(core.ripe[kind], leaf, place)
+def forget_evictable(cache: CacheArrays, gone: int) -> None:
+    """Let a record be evictable for no kind."""
+    leaf, place = cache.state[c.FIRST_LEAF], _place_of(cache, gone)
+    for kind in range(cache.evictable.shape[0]):
+        if holds(cache.evictable[kind], leaf, place):
+            discard(cache.evictable[kind], leaf, place)
 
 
 @njit_inlined
-def oldest_ripe(core: Core, kind: int) -> int:
-    """Return the place in the line of the least recently used ripe record. -1: there is none."""
-    return least(core.ripe[kind], core.state[FIRST_LEAF])
+def oldest_evictable(cache: CacheArrays, kind: int) -> int:
+    """Return the place in the LRU order of the least recently used evictable record. -1: there is none."""
+    place = least(cache.evictable[kind], cache.state[c.FIRST_LEAF])
+    if place >= cache.state[c.RECENCY_END]:
+        raise InvariantError("a place behind the end of the LRU order is marked as evictable")
+    return place
 
 
 @njit_part
-def _link_newest(core: Core, used: int) -> None:
-    state, record = core.state, core.record
-    last = state[NEWEST_RECORD]
-    record[OLDER, used] = last
-    record[NEWER, used] = -1
+def _link_newest(cache: CacheArrays, used: int) -> None:
+    state, record = cache.state, cache.record
+    place = state[c.RECENCY_END]
+    last = state[c.NEWEST_RECORD]
+    record[c.OLDER, used] = last
+    record[c.NEWER, used] = -1
     if last >= 0:
-        record[NEWER, last] = used
+        record[c.NEWER, last] = used
     else:
-        state[OLDEST_RECORD] = used
-    state[NEWEST_RECORD] = used
-    core.line[state[LINE_END]] = used
-    record[USED, used] = state[LINE_END]
-    state[LINE_END] += 1
+        state[c.OLDEST_RECORD] = used
+    state[c.NEWEST_RECORD] = used
+    cache.recency[place] = used
+    record[c.RECENCY_PLACE, used] = place
+    state[c.RECENCY_END] = place + 1
 
 
 @njit_inlined
-def _unlink(core: Core, gone: int) -> None:
-    state, record = core.state, core.record
-    older, newer = record[OLDER, gone], record[NEWER, gone]
+def _unlink(cache: CacheArrays, gone: int) -> None:
+    state, record = cache.state, cache.record
+    place = _place_of(cache, gone)
+    older, newer = record[c.OLDER, gone], record[c.NEWER, gone]
     if older >= 0:
-        record[NEWER, older] = newer
+        record[c.NEWER, older] = newer
     else:
-        state[OLDEST_RECORD] = newer
+        state[c.OLDEST_RECORD] = newer
     if newer >= 0:
-        record[OLDER, newer] = older
+        record[c.OLDER, newer] = older
     else:
-        state[NEWEST_RECORD] = older
-    core.line[record[USED, gone]] = -1
+        state[c.NEWEST_RECORD] = older
+    cache.recency[place] = -1
 
 
 @njit_part
-def _sweep(core: Core) -> None:
-    """Go on moving records down into the gaps of the line."""
-    state, line, leaf = core.state, core.line, core.state[FIRST_LEAF]
-    at, settled = state[SWEPT], state[SETTLED]
+def _sweep(cache: CacheArrays) -> None:
+    """Go on moving records down into the gaps, so that there is a place for the use that comes next."""
+    state, recency, leaf = cache.state, cache.recency, cache.state[c.FIRST_LEAF]
+    at, settled = state[c.SWEPT], state[c.SETTLED]
+    if settled < 0 or settled > at or at > state[c.RECENCY_END] or state[c.RECENCY_END] > recency.size:
+        raise InvariantError("the sweep of the LRU order is outside of it")
     for _ in range(_SWEEP):
-        if at == state[LINE_END]:
-            state[LINE_END] = settled
+        if at == state[c.RECENCY_END]:
+            state[c.RECENCY_END] = settled
             at, settled = 0, 0
-            if state[LINE_END] == 0:
+            if state[c.RECENCY_END] == 0:
                 break
-        moved = line[at]
+        moved = recency[at]
         if moved >= 0:
             if settled < at:
-                line[at] = -1
-                line[settled] = moved
-                core.record[USED, moved] = settled
-                for kind in range(core.ripe.shape[0]):
-                    _move_mark(core.ripe[kind], leaf, at, settled)
+                recency[at] = -1
+                recency[settled] = moved
+                cache.record[c.RECENCY_PLACE, moved] = settled
+                for kind in range(cache.evictable.shape[0]):
+                    _move_mark(cache.evictable[kind], leaf, at, settled)
             settled += 1
         at += 1
-    state[SWEPT] = at
-    state[SETTLED] = settled
+    state[c.SWEPT] = at
+    state[c.SETTLED] = settled
+    if state[c.RECENCY_END] >= recency.size:
+        raise InvariantError("the LRU order has no place left")
 
 
 @njit_part
-def _move_mark(ripe: Words, leaf: int, before: int, after: int) -> None:
-    if holds(ripe, leaf, before):
-        discard(ripe, leaf, before)
-        add(ripe, leaf, after)
+def _move_mark(evictable: Words, leaf: int, before: int, after: int) -> None:
+    if holds(evictable, leaf, before):
+        discard(evictable, leaf, before)
+        add(evictable, leaf, after)

@@ -1,7 +1,6 @@
-"""The CUDA-free manager: plan, acquire, grow, publish, release.
+"""The CUDA-free manager: plan, acquire, grow, publish, release. The contract stands on its methods, the work in the modules below.
 
-Single writer, no thread, no lock. The rules are said in `ctxcache.testing.manager_contract.CacheManager`; here arguments are checked,
-and compiled code works on arrays. No Python object exists per block, record or batch row.
+No Python object exists per block, record or batch row: compiled code works on arrays.
 """
 
 from __future__ import annotations
@@ -11,43 +10,19 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.arguments import as_flag, as_integer, as_keys, check_member
-from ctxcache.config import EXECUTION_MODES
+from ctxcache.arguments import as_integer, check_member
 from ctxcache.errors import ContractError
-from ctxcache.ids import (
-    PAIRED_KINDS,
-    RECURRENT_KINDS,
-    AcquireStatus,
-    ContextCacheDeploymentKind,
-    ContextCacheExecutionMode,
-    ResourceType,
-)
-from ctxcache.manager.acquire import (
-    STALE,
-    acquire_lease,
-)
-from ctxcache.manager.checkpoints import list_lengths
-from ctxcache.manager.eviction import evict_everything
+from ctxcache.ids import ContextCacheDeploymentKind, ContextCacheExecutionMode, ResourceType
+from ctxcache.manager import growth, reservations
+from ctxcache.manager import layout as c
+from ctxcache.manager.acquire import acquire_plan
+from ctxcache.manager.eviction import evict_beyond
 from ctxcache.manager.invariants import check_invariants
-from ctxcache.manager.layout import (
-    CAPACITY,
-    COMMITTED,
-    EVICTED,
-    EXISTING,
-    FREE,
-    NUM_NODES,
-    NUM_RECORDS,
-    PAIRED_COMMITS,
-    RECLAIMED,
-    REFUSED,
-    RESOURCE_KIND,
-    allocate_arena,
-    allocate_core,
-)
-from ctxcache.manager.lease_table import LeaseArena
-from ctxcache.manager.planning import PlanRequest, check_exact_keys, explain_match, make_plan, match_shared_blocks
-from ctxcache.manager.publish import Publisher
-from ctxcache.manager.records import RecordList
+from ctxcache.manager.layout import allocate_cache
+from ctxcache.manager.lease_table import LeaseTable, drop_slots, release_lease
+from ctxcache.manager.planning import candidate_lengths, make_plan, match_input, read_request
+from ctxcache.manager.publish import publish_blocks
+from ctxcache.manager.record_views import RecordViews
 from ctxcache.manager.results import (
     AcquireResult,
     CacheRequestLease,
@@ -59,15 +34,33 @@ from ctxcache.manager.results import (
     PublishResult,
     ReusePlan,
 )
+from ctxcache.manager.traits import DeploymentTraits
 from ctxcache.metrics import PoolOccupancy
 
 _VANILLA = ContextCacheExecutionMode.VANILLA
-_PAIRED_MODES = (ContextCacheExecutionMode.EAGLE, ContextCacheExecutionMode.MTP)
-"""A tuple: members are hashed by Python code, and two comparisons are faster."""
 
 
 class ContextCacheManager:
-    """Owns pools, block index, records and leases of one cache. See `CacheManager` for what each method promises.
+    """Owns pools, block index, records and leases of one cache. Single writer: no thread, no lock.
+
+    Rules that page ids, LRU order and counters depend on:
+
+    - A fresh pool gives its lowest id first; what was returned last is given first. A lease's release returns its last
+      page first, base before draft, then its restored slots, then its reserved slots.
+    - An evicted record lets go of its base path from the endpoint upwards, as far as nothing else needs the blocks (a
+      block is needed while it has a child or a record ends at it); then of its draft path, last page first; then of
+      its recurrent and its partial-KV slot. What no lease holds returns to its pool in that order.
+    - While a demand is lacking something: the least recently used record goes whose eviction alone would free a resource
+      of a lacking kind at once; where there is none, the least recently used one whose base or draft path holds, in a
+      lacking kind, a page that no lease holds. A demand is feasible when in every kind free plus cached-and-unleased
+      resources reach it (those that the plan itself will share do not count as unleased); an infeasible one evicts
+      nothing.
+    - Draft KV at the end of a block depends on the token that follows. So a draft page belongs to a block *and* the block
+      that follows it: two records that share blocks 0..i+1 share the draft pages of 0..i; the draft page of a record's
+      last paired block is the record's own choice (its publisher's page).
+
+    A refused call (`ContractError`) changes nothing but the counter of refusals. An `InvariantError` says which of the
+    manager's own rules was found broken; nothing that it holds can be trusted then.
 
     Args:
         tokens_per_page: tokens in a page, P.
@@ -95,41 +88,34 @@ class ContextCacheManager:
         kind: ContextCacheDeploymentKind = ContextCacheDeploymentKind.VANILLA,
     ) -> None:
         check_member("kind", kind, ContextCacheDeploymentKind)
-        self._page_tokens = as_integer("tokens_per_page", tokens_per_page, 1)
-        self._kind = kind
-        self._modes = EXECUTION_MODES[kind]
-        self._has_pages = kind is not ContextCacheDeploymentKind.PURE_RECURRENT
-        self._has_checkpoints = kind in RECURRENT_KINDS
-        self._mtp = kind is ContextCacheDeploymentKind.HYBRID_MTP
+        self._traits = traits = DeploymentTraits.of(kind, as_integer("tokens_per_page", tokens_per_page, 1))
+        has_partial = traits.has_checkpoints and traits.has_pages
         capacities = (
-            self._pool_size("num_base_pages", num_base_pages, useful=self._has_pages),
-            self._pool_size("num_draft_pages", num_draft_pages, useful=kind in PAIRED_KINDS),
-            self._pool_size("num_recurrent_snapshots", num_recurrent_snapshots, useful=self._has_checkpoints),
-            self._pool_size(
-                "num_partial_kv_snapshots", num_partial_kv_snapshots, useful=self._has_checkpoints and self._has_pages
-            ),
+            self._pool_size("num_base_pages", num_base_pages, useful=traits.has_pages),
+            self._pool_size("num_draft_pages", num_draft_pages, useful=traits.has_pairs),
+            self._pool_size("num_recurrent_snapshots", num_recurrent_snapshots, useful=traits.has_checkpoints),
+            self._pool_size("num_partial_kv_snapshots", num_partial_kv_snapshots, useful=has_partial),
         )
-        self._core = allocate_core(kind, capacities, as_integer("max_records", max_records))
-        self._state = self._core.state
-        self._arena = LeaseArena(self._core, allocate_arena(kind))
-        self._records = RecordList(self._core)
-        self._publisher = Publisher(self._core, self._arena, self._records, kind, self._page_tokens)
+        self._cache = allocate_cache(traits, capacities, as_integer("max_records", max_records))
+        self._state = self._cache.state
+        self._leases = LeaseTable(self._cache, traits)
+        self._records = RecordViews(self._cache)
 
     def _pool_size(self, name: str, size: int, *, useful: bool) -> int:
         size = as_integer(name, size)
         if size and not useful:
-            raise ContractError(f"{name} is {size}, but a {self._kind.name} deployment has no such pool; leave it 0")
+            raise ContractError(f"{name} is {size}, but a {self.kind.name} deployment has no such pool; leave it 0")
         return size
 
     @property
     def tokens_per_page(self) -> int:
         """Tokens in a page."""
-        return self._page_tokens
+        return self._traits.tokens_per_page
 
     @property
     def kind(self) -> ContextCacheDeploymentKind:
         """The deployment."""
-        return self._kind
+        return self._traits.kind
 
     # Planning: reads only.
 
@@ -144,9 +130,45 @@ class ContextCacheManager:
         bypass: bool = False,
         exact_keys: Iterable[HybridCheckpointKey] = (),
     ) -> ReusePlan:
-        """Say what an input could reuse now, and what it needs besides. See `CacheManager.plan`."""
-        request = self._request(keys, num_tokens, mode, base_extra_tokens, draft_extra_tokens, bypass, exact_keys)
-        return make_plan(self._core, request, self)
+        """Say what an input of `num_tokens` tokens could reuse now, and what it needs besides. Reads only.
+
+        Args:
+            keys: `uint64[b, 2]`, keys of the input's leading full blocks, `b >= num_tokens // P`; extra rows are ignored.
+            num_tokens: tokens of the input, n >= 1.
+            mode: an execution mode that the deployment kind serves.
+            base_extra_tokens: tokens beyond n that base pages must cover, at least 0.
+            draft_extra_tokens: the same for draft pages; only where the mode runs a paired draft.
+            bypass: look nothing up; `keys` may then be empty.
+            exact_keys: keys of checkpoints to look for, for the lengths that `candidate_checkpoint_lengths` named; only
+                for kinds with recurrent layers.
+
+        Raises:
+            ContractError: any of the above does not hold. `HYBRID_MTP` in mode `VANILLA` plans as a bypass.
+        """
+        request = read_request(
+            self._traits,
+            keys,
+            num_tokens,
+            mode=mode,
+            base_extra_tokens=base_extra_tokens,
+            draft_extra_tokens=draft_extra_tokens,
+            bypass=bypass,
+            exact_keys=exact_keys,
+        )
+        return make_plan(self._cache, request, self)
+
+    def candidate_checkpoint_lengths(self, keys: NDArray[np.uint64], num_tokens: int) -> NDArray[np.int32]:
+        """Name the exact lengths worth hashing for this input: `int32[c]`, distinct, falling, each in (0, num_tokens).
+
+        There is a checkpoint of each length whose full blocks are those of `keys`; whether its tail matches only the
+        exact key tells. Reads only; costs the matched blocks plus the checkpoints that end on them.
+
+        Raises:
+            ContractError: as `plan`; a kind without recurrent layers.
+        """
+        if not self._traits.has_checkpoints:
+            raise ContractError(f"a {self.kind.name} deployment has no checkpoints; plan without exact_keys")
+        return candidate_lengths(self._cache, read_request(self._traits, keys, num_tokens, mode=self._traits.modes[-1]))
 
     def match(
         self,
@@ -157,106 +179,55 @@ class ContextCacheManager:
         bypass: bool = False,
         exact_keys: Iterable[HybridCheckpointKey] = (),
     ) -> MatchResult:
-        """Say how far an input matches and what stopped it. See `CacheManager.match`."""
-        return explain_match(self._core, self._request(keys, num_tokens, mode, 0, 0, bypass, exact_keys))
-
-    def candidate_checkpoint_lengths(self, keys: NDArray[np.uint64], num_tokens: int) -> NDArray[np.int32]:
-        """Name the exact lengths worth hashing for an input. See `CacheManager.candidate_checkpoint_lengths`."""
-        if not self._has_checkpoints:
-            raise ContractError(f"a {self._kind.name} deployment has no checkpoints; plan without exact_keys")
-        request = self._request(keys, num_tokens, self._modes[-1], 0, 0, False, ())
-        core = self._core
-        lengths = np.empty(int(self._state[NUM_RECORDS]), np.int32)
-        path = match_shared_blocks(core, request)
-        count = list_lengths(core, path, request.keys, self._page_tokens, request.num_tokens, lengths)
-        return np.unique(lengths[:count])[::-1]
-
-    def _request(
-        self,
-        keys: NDArray[np.uint64],
-        num_tokens: int,
-        mode: ContextCacheExecutionMode,
-        base_extra_tokens: int,
-        draft_extra_tokens: int,
-        bypass: bool,  # noqa: FBT001 - handed through
-        exact_keys: Iterable[HybridCheckpointKey],
-    ) -> PlanRequest:
-        check_member("mode", mode, ContextCacheExecutionMode)
-        if mode not in self._modes:
-            served = ", ".join(served.name for served in self._modes)
-            raise ContractError(f"mode is {mode.name}; a {self._kind.name} deployment serves {served}")
-        num_tokens = as_integer("num_tokens", num_tokens, 1)
-        draft_extra_tokens = as_integer("draft_extra_tokens", draft_extra_tokens)
-        paired = mode in _PAIRED_MODES
-        if draft_extra_tokens and not paired:
-            raise ContractError(
-                f"draft_extra_tokens is {draft_extra_tokens}, but {mode.name} runs no paired draft; leave it 0"
-            )
-        # The plain mode of an MTP deployment writes no draft state, so it can use and make no checkpoint.
-        cold = as_flag("bypass", bypass) or (self._mtp and not paired)
-        exact = check_exact_keys(exact_keys)
-        if exact and not self._has_checkpoints:
-            raise ContractError(f"exact_keys has entries, but a {self._kind.name} deployment has no checkpoints")
-        return PlanRequest(
-            keys=as_keys(keys, 0 if cold else num_tokens // self._page_tokens),
-            num_tokens=num_tokens,
-            tokens_per_page=self._page_tokens,
-            mode=mode,
-            bypass=cold,
-            has_pages=self._has_pages,
-            has_checkpoints=self._has_checkpoints,
-            paired=paired,
-            base_extra_tokens=as_integer("base_extra_tokens", base_extra_tokens),
-            draft_extra_tokens=draft_extra_tokens,
-            exact_keys=exact,
-        )
+        """Say how far an input matches and what stopped it. Reads only; arguments and errors as of `plan`."""
+        request = read_request(self._traits, keys, num_tokens, mode=mode, bypass=bypass, exact_keys=exact_keys)
+        return match_input(self._cache, request)
 
     # Leases.
 
     def acquire(self, plan: ReusePlan) -> AcquireResult:
-        """Turn a plan into a lease, whole or not at all. See `CacheManager.acquire`."""
+        """Turn a plan into a lease: pin what it reuses, evict what it must, allocate the rest. Whole or not at all.
+
+        `STALE_PLAN`: what matched is no longer all there on the same pages (a longer match does not make a plan stale), or
+        the checkpoint to restore was evicted, whether published anew or not.
+        `INSUFFICIENT_CAPACITY`: also eviction of everything unleased would not do. In both cases nothing has changed.
+        The record that was hit becomes most recently used: the checkpoint that is restored; else the record that ends at
+        the deepest matched block, else the one made last of those through that block. For EAGLE "matched" means paired.
+
+        Args:
+            plan: what `plan` returned, lately.
+
+        Returns:
+            The plan and the status; with `ACQUIRED` the lease, whose base pages (`int32[ceil((n + headroom) / P)]`, in
+            logical order) are the plan's `reused_base_pages` and behind them `base_page_demand` private ones.
+
+        Raises:
+            ContractError: the plan is another manager's.
+        """
         if not isinstance(plan, ReusePlan) or plan._owner is not self:  # noqa: SLF001 - the plan's maker
             raise ContractError(f"{plan!r} is no plan of this manager; pass one that its plan() returned")
-        last_key, record, serial, matched, drafts = plan._proof  # noqa: SLF001
-        paired = plan.execution_mode in _PAIRED_MODES
-        reused = plan.reused_base_pages.size
-        ask = np.array(
-            (
-                plan.base_page_demand,
-                plan.draft_page_demand,
-                paired,
-                record,
-                serial,
-                self._has_checkpoints and (paired or not self._mtp),
-                matched.size if paired and record < 0 else 0,
-            ),
-            np.int64,
-        )
-        arena = self._arena
-        arena.ensure_room(reused + plan.base_page_demand, drafts.size + plan.draft_page_demand, new_row=True)
-        lease = arena.next_handle()
-        try:
-            row = acquire_lease(self._core, arena.arrays, matched, last_key, reused, drafts, ask)
-            if row >= 0:
-                return AcquireResult(lease, AcquireStatus.ACQUIRED, plan)
-        except BaseException:  # an interrupt: the caller gets no handle, so nobody else could release it
-            arena.take_back(lease)
-            raise
-        status = AcquireStatus.STALE_PLAN if row == STALE else AcquireStatus.INSUFFICIENT_CAPACITY
-        return AcquireResult(None, status, plan)
+        return acquire_plan(self._leases, plan)
 
     def release(self, lease: CacheRequestLease) -> None:
-        """Return every hold of the lease. See `CacheManager.release`."""
-        self._arena.release(lease)
+        """Return every hold of the lease: shared pages, private pages, restored and reserved slots.
+
+        Raises:
+            ContractError: released before, or another manager's.
+        """
+        release_lease(self._cache, self._leases.arrays, self._leases.row_of(lease))
 
     def release_all(self) -> None:
         """Release every lease that is out, those too whose handle an interrupt kept from its caller."""
-        for lease in self._arena.live_leases():
+        for lease in self._leases.live_leases():
             self.release(lease)
 
     def grow(self, lease: CacheRequestLease, base_pages: int = 0, draft_pages: int = 0) -> bool:
-        """Append private pages, whole or not at all. See `CacheManager.grow`."""
-        return self._arena.grow(lease, base_pages, draft_pages)
+        """Append so many private pages, evicting as `acquire` does; `False`: not enough, nothing has changed.
+
+        Raises:
+            ContractError: a negative number, draft pages for a lease without a paired draft, a released or foreign lease.
+        """
+        return growth.grow(self._leases, lease, base_pages, draft_pages)
 
     def grow_leases(
         self,
@@ -264,8 +235,17 @@ class ContextCacheManager:
         base_page_targets: NDArray[np.int32],
         draft_page_targets: NDArray[np.int32] | None = None,
     ) -> LeaseGrowth | None:
-        """Grow many leases, all or none. See `CacheManager.grow_leases`."""
-        return self._arena.grow_leases(lease_rows, base_page_targets, draft_page_targets)
+        """Grow many leases to so many pages each, all or none; `None`: not enough, nothing has changed.
+
+        Args:
+            lease_rows: `int32[n]`, `lease.row` of live leases, each at most once.
+            base_page_targets: `int32[n]`, pages that each shall have; at or below the present count nothing grows.
+            draft_page_targets: `int32[n]`, the same for draft pages, or `None`.
+
+        Raises:
+            ContractError: lengths differ; a row is not a live lease's.
+        """
+        return growth.grow_leases(self._leases, lease_rows, base_page_targets, draft_page_targets)
 
     def can_grow_leases(
         self,
@@ -273,8 +253,11 @@ class ContextCacheManager:
         base_page_targets: NDArray[np.int32],
         draft_page_targets: NDArray[np.int32] | None = None,
     ) -> NDArray[np.bool_]:
-        """Tell which leases could grow, greedily in order. See `CacheManager.can_grow_leases`."""
-        return self._arena.can_grow_leases(lease_rows, base_page_targets, draft_page_targets)
+        """Tell for each lease (`bool[n]`), greedily in order, whether it could grow with those before it that could.
+
+        Reads only; arguments and errors as of `grow_leases`.
+        """
+        return growth.can_grow_leases(self._leases, lease_rows, base_page_targets, draft_page_targets)
 
     # Publication.
 
@@ -286,12 +269,35 @@ class ContextCacheManager:
         *,
         draft_state_length: int = 0,
     ) -> PublishResult:
-        """Make full blocks reusable, whole or not at all. See `CacheManager.publish`."""
-        return self._publisher.publish(lease, keys, resident_state_length, draft_state_length)
+        """Make the full blocks within `resident_state_length` tokens reusable. Whole or not at all.
+
+        Blocks that are indexed already keep their canonical page; the lease's own page stays private to it. Can be called
+        again as the sequence grows.
+
+        Args:
+            lease: a lease of this manager, of an attention-only kind.
+            keys: `uint64[b, 2]` of the sequence from its first block, with a row for every published block and for every
+                block that the lease reused or published before. Extra rows are ignored.
+            resident_state_length: leading tokens whose state is materialised and complete in the lease's base pages.
+            draft_state_length: the same in the lease's draft pages, at most `resident_state_length`; only for EAGLE leases.
+
+        Raises:
+            ContractError: no full block; more blocks than pages; keys that differ from those the lease reused or
+                published; keys that are no chain; a released or foreign lease; a kind that publishes checkpoints.
+        """
+        return publish_blocks(self._leases, self._records, lease, keys, resident_state_length, draft_state_length)
 
     def reserve_snapshots(self, lease: CacheRequestLease, exact_length: int) -> HybridSnapshotReservation | None:
-        """Take the slots for one capture; `None` under pressure. See `CacheManager.reserve_snapshots`."""
-        return self._publisher.reserve_snapshots(lease, exact_length)
+        """Take the slots for one capture at `exact_length` tokens, evicting as `acquire` does.
+
+        One recurrent slot; one partial-KV slot too where the deployment has attention and the length is not page-aligned,
+        with MTP always. `None` is pressure: nothing has changed, skip this checkpoint.
+
+        Raises:
+            ContractError: the lease has a reservation already; a length below 1 or beyond the lease's pages; a kind
+                without recurrent layers; a lease that may not publish checkpoints (MTP deployments in mode VANILLA).
+        """
+        return reservations.reserve_snapshots(self._leases, lease, exact_length)
 
     def publish_checkpoint(
         self,
@@ -300,57 +306,83 @@ class ContextCacheManager:
         checkpoint: HybridCheckpointKey,
         reservation: HybridSnapshotReservation,
     ) -> PublishResult:
-        """Make captured state reusable at its exact length. See `CacheManager.publish_checkpoint`."""
-        return self._publisher.publish_checkpoint(lease, keys, checkpoint, reservation)
+        """Make the captured state at `checkpoint.exact_length` reusable, with the full blocks that it shares.
+
+        A checkpoint already recorded is touched; the reservation then stays the lease's. Otherwise the record holds the
+        reserved slots too. Either way `retire_snapshots` ends the lease's own hold.
+
+        Args:
+            lease: the lease whose slots these are.
+            keys: as in `publish`, with a row for every full block within the exact length.
+            checkpoint: key and length of the state.
+            reservation: what `reserve_snapshots` gave for this very length.
+
+        Raises:
+            ContractError: as `publish`; a reservation that is not the lease's, or was made for another length.
+        """
+        return reservations.publish_checkpoint(self._leases, self._records, lease, keys, checkpoint, reservation)
 
     def retire_snapshots(self, lease: CacheRequestLease, reservation: HybridSnapshotReservation) -> None:
-        """End the lease's hold on its reserved slots. See `CacheManager.retire_snapshots`."""
-        self._publisher.retire_snapshots(lease, reservation)
+        """End the lease's hold on its reserved slots: a record keeps them, or they return to their pools.
+
+        Raises:
+            ContractError: a reservation that is not the lease's.
+        """
+        reservations.retire_snapshots(self._leases, lease, reservation)
 
     def release_restored_snapshots(self, lease: CacheRequestLease) -> None:
-        """End the lease's hold on the slots it was restored from. See `CacheManager.release_restored_snapshots`."""
-        self._publisher.release_restored_snapshots(lease)
+        """End the lease's hold on the slots that it was restored from, once that is proven. Twice is harmless.
+
+        Raises:
+            ContractError: a released or foreign lease.
+        """
+        drop_slots(self._cache, self._leases.arrays.fields, self._leases.row_of(lease), c.RESTORED)
 
     # The whole cache.
 
     def clear(self) -> None:
-        """Evict every record. See `CacheManager.clear`."""
+        """Evict every record, least recently used first, and forget lately evicted keys.
+
+        Raises:
+            ContractError: a lease is out.
+        """
         if self.num_leases:
             raise ContractError(f"{self.num_leases} leases are out; release them before clear()")
-        evict_everything(self._core)
+        evict_beyond(self._cache, 0)
+        self._cache.ghost[:] = 0
 
     def pool(self, resource_type: ResourceType) -> PoolOccupancy:
         """Return free and capacity of one pool."""
         check_member("resource_type", resource_type, ResourceType)
-        kind = RESOURCE_KIND[resource_type]
-        return PoolOccupancy(int(self._state[FREE + kind]), int(self._state[CAPACITY + kind]))
+        kind = c.RESOURCE_KIND[resource_type]
+        return PoolOccupancy(int(self._state[c.FREE + kind]), int(self._state[c.CAPACITY + kind]))
 
     @property
-    def records(self) -> RecordList:
+    def records(self) -> RecordViews:
         """The records from least to most recently used."""
         return self._records
 
     @property
     def num_leases(self) -> int:
         """How many leases are out."""
-        return len(self._arena)
+        return len(self._leases)
 
     @property
     def num_indexed_blocks(self) -> int:
         """How many blocks the index holds: those that a lookup can reach."""
-        return int(self._state[NUM_NODES])
+        return int(self._state[c.NUM_NODES])
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of index, tree, pools, records and LRU order: what the cache costs apart from the leases that are out."""
-        return sum(array.nbytes for array in self._core)
+        return sum(array.nbytes for array in self._cache)
 
     def counters(self) -> ManagerCounters:
         """Return the totals."""
         committed, existing, refused, paired, evicted = (
-            int(self._state[entry]) for entry in (COMMITTED, EXISTING, REFUSED, PAIRED_COMMITS, EVICTED)
+            int(self._state[entry]) for entry in (c.COMMITTED, c.EXISTING, c.REFUSED, c.PAIRED_COMMITS, c.EVICTED)
         )
-        base, draft, recurrent, partial = (int(count) for count in self._state[RECLAIMED : RECLAIMED + 4])
+        base, draft, recurrent, partial = (int(count) for count in self._state[c.RECLAIMED : c.RECLAIMED + 4])
         return ManagerCounters(
             publication_attempts=committed + existing + refused,
             committed_publications=committed,
@@ -365,5 +397,5 @@ class ContextCacheManager:
         )
 
     def check_invariants(self) -> None:
-        """Check the five invariants in full; `InvariantError` names the first that does not hold."""
-        check_invariants(self._core, self._arena.arrays)
+        """Check the five invariants in full; `InvariantError` names the first that does not hold. Costs O(cache)."""
+        check_invariants(self._cache, self._leases.arrays)

@@ -12,14 +12,14 @@ from numba.extending import intrinsic
 
 from ctxcache.arguments import Int32s
 from ctxcache.jit import njit_inlined
-from ctxcache.manager.block_index import home_of
-from ctxcache.manager.layout import ENDPOINT, LINE_END, Core
+from ctxcache.manager.block_index import first_slot_of
+from ctxcache.manager.layout import ENDPOINT, RECENCY_END, CacheArrays
 
 _INT = ir.IntType(32)
 _READ, _KEEP, _DATA = _INT(0), _INT(3), _INT(1)
 
-_ROWS_AHEAD, _BLOCKS_AHEAD, _SLOTS_AHEAD = 12, 8, 4
-"""Places of the line. Each step reads what the one before it has asked for four evictions earlier."""
+_RECORD_AHEAD, _BLOCK_AHEAD, _SLOT_AHEAD = 12, 8, 4
+"""Places of the LRU order. Each step reads what the one before it has asked for four evictions earlier."""
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -44,32 +44,32 @@ def _fetch(_context: Any, array: Any, index: Any) -> Any:
 @njit_inlined
 def fetch_slot(slot: Int32s, low: np.uint64) -> None:
     """Ask for where a key with this low word is, or will be, in the index."""
-    _fetch(slot, home_of(low, slot.size - 1))
+    _fetch(slot, first_slot_of(low, slot.size - 1))
 
 
 @njit_inlined
-def fetch_behind(core: Core, place: int) -> None:
-    """Ask for what eviction will meet of the records that follow a place of the line."""
-    record = _record_at(core, place + _ROWS_AHEAD)
+def fetch_behind(cache: CacheArrays, place: int) -> None:
+    """Ask for what eviction will meet of the records that follow a place of the LRU order."""
+    record = _record_at(cache, place + _RECORD_AHEAD)
     if record >= 0:
-        _fetch(core.record, record)
-        _fetch(core.serial, record)
-    block = _endpoint_at(core, place + _BLOCKS_AHEAD)
+        _fetch(cache.record, record)
+        _fetch(cache.serial, record)
+    block = _endpoint_at(cache, place + _BLOCK_AHEAD)
     if block >= 0:
-        _fetch(core.key, block)
-        _fetch(core.node, block)
-        _fetch(core.resource, block)
-    block = _endpoint_at(core, place + _SLOTS_AHEAD)
+        _fetch(cache.key, block)
+        _fetch(cache.node, block)
+        _fetch(cache.resource, block)
+    block = _endpoint_at(cache, place + _SLOT_AHEAD)
     if block >= 0:
-        fetch_slot(core.slot, core.key[block, 1])
+        fetch_slot(cache.slot, cache.key[block, 1])
 
 
 @njit_inlined
-def _record_at(core: Core, place: int) -> int:
-    return int(core.line[place]) if place < core.state[LINE_END] else -1
+def _record_at(cache: CacheArrays, place: int) -> int:
+    return int(cache.recency[place]) if place < cache.state[RECENCY_END] else -1
 
 
 @njit_inlined
-def _endpoint_at(core: Core, place: int) -> int:
-    record = _record_at(core, place)
-    return int(core.record[ENDPOINT, record]) if record >= 0 else -1
+def _endpoint_at(cache: CacheArrays, place: int) -> int:
+    record = _record_at(cache, place)
+    return int(cache.record[ENDPOINT, record]) if record >= 0 else -1

@@ -1,30 +1,39 @@
-"""Publication's Python side: what callers may not do, in words; then one call of compiled code."""
+"""Publication: a lease's leading blocks into the index, one record at their end. Whole, or not at all.
+
+    blocks of the sequence:  [0, matched) indexed already: canonical pages, perhaps another lease's
+                             [matched, blocks) new: the lease's own pages become canonical
+                             [blocks, pages of the lease) not published, private
+
+Everything that can be wrong is looked at before the first lasting change; the one thing found out late, that keys are
+no chain, is undone. Nothing after that can fail.
+"""
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
-from ctxcache.arguments import as_integer, as_keys, describe
+import numpy as np
+
+from ctxcache.arguments import Int32s, Words, as_integer, as_keys
 from ctxcache.errors import ContractError, InvariantError
-from ctxcache.ids import RECURRENT_KINDS, ContextCacheDeploymentKind, PublishStatus
-from ctxcache.manager.acquire import drop_slots, reserve_slots
-from ctxcache.manager.commit import BEYOND_PAGES, FOUND, NO_CHAIN, NOT_OWN_PREFIX, SLOT_TAKEN, publish_endpoint
-from ctxcache.manager.layout import (
-    CHECKPOINTS_ALLOWED,
-    KNOWN,
-    NUM_BASE,
-    PAIRED,
-    PUBLISHED,
-    RESERVED,
-    RESERVED_LENGTH,
-    RESTORED,
-    Core,
-)
-from ctxcache.manager.lease_table import LeaseArena
-from ctxcache.manager.planning import check_exact_keys
-from ctxcache.manager.records import RecordList
-from ctxcache.manager.results import CacheRequestLease, HybridCheckpointKey, HybridSnapshotReservation, PublishResult
+from ctxcache.ids import PublishStatus
+from ctxcache.jit import njit_in_place, njit_part
+from ctxcache.manager import layout as c
+from ctxcache.manager.block_index import find, find_deepest, insert, remove
+from ctxcache.manager.block_tree import link, note_newest, write_path
+from ctxcache.manager.draft_pages import attach_pairs
+from ctxcache.manager.eviction import evict_beyond
+from ctxcache.manager.layout import CacheArrays, LeaseArrays
+from ctxcache.manager.lease_table import LeaseTable, check_row
+from ctxcache.manager.lru import mark_evictable, new_record, touch
+from ctxcache.manager.pools import copy_pages, hold
+from ctxcache.manager.prefetch import fetch_slot
+from ctxcache.manager.record_views import RecordViews
+from ctxcache.manager.results import CacheRequestLease, PublishResult
+
+# Answers. The negative ones are refusals.
+MADE, FOUND, CHANGED = 0, 1, 2
+NOT_OWN_PREFIX, NO_CHAIN, BEYOND_PAGES, SLOT_TAKEN = -1, -2, -3, -4
 
 _REFUSALS = {
     NOT_OWN_PREFIX: "the keys differ from those of blocks that the lease reused or published; pass its own sequence's keys",
@@ -33,156 +42,272 @@ _REFUSALS = {
     SLOT_TAKEN: "the reserved slots hold a checkpoint published before; retire them and reserve again",
 }
 _NO_EXACT = np.zeros(4, np.uint64)
+_INSERTS_AHEAD = 8  # blocks between asking for a slot's memory and writing there
 
 
-def _check_reservation_value(reservation: HybridSnapshotReservation) -> None:
-    """Check that a reservation names slots by integers, so that it compares."""
-    if not isinstance(reservation, HybridSnapshotReservation):
-        raise ContractError(f"reservation is {describe(reservation)}; pass what reserve_snapshots returned")
-    as_integer("recurrent_snapshot_slot", reservation.recurrent_snapshot_slot)
-    if reservation.partial_kv_snapshot_slot is not None:
-        as_integer("partial_kv_snapshot_slot", reservation.partial_kv_snapshot_slot)
+class Offer(NamedTuple):
+    """What a lease offers to the cache. Compiled code gets it as a plain tuple, which it takes in faster, and names it again.
+
+    Attributes:
+        row: of the lease.
+        num_blocks: leading full blocks to publish.
+        num_draft_blocks: those of them that are paired with draft pages.
+        exact_length: of a checkpoint that holds the state there; 0 without one.
+    """
+
+    row: int
+    num_blocks: int
+    num_draft_blocks: int
+    exact_length: int
 
 
-class Publisher:
-    """Makes leases' ready state reusable: full blocks, or checkpoints with their snapshot slots."""
+class Publication(NamedTuple):
+    """What became of an offer: one of the answers above, the record at its end (-1), and that record's serial."""
 
-    def __init__(
-        self,
-        core: Core,
-        arena: LeaseArena,
-        records: RecordList,
-        kind: ContextCacheDeploymentKind,
-        tokens_per_page: int,
-    ) -> None:
-        self._core = core
-        self._arena = arena
-        self._records = records
-        self._kind = kind
-        self._page_tokens = tokens_per_page
-        self._has_checkpoints = kind in RECURRENT_KINDS
-        self._has_pages = kind is not ContextCacheDeploymentKind.PURE_RECURRENT
-        self._mtp = kind is ContextCacheDeploymentKind.HYBRID_MTP
+    answer: int
+    record: int
+    serial: int
 
-    def publish(
-        self,
-        lease: CacheRequestLease,
-        keys: NDArray[np.uint64],
-        resident_state_length: int,
-        draft_state_length: int,
-    ) -> PublishResult:
-        """See `CacheManager.publish`."""
-        if self._has_checkpoints:
-            raise ContractError(f"a {self._kind.name} deployment publishes checkpoints; call publish_checkpoint")
-        row = self._arena.row_of(lease)
-        resident = as_integer("resident_state_length", resident_state_length)
-        draft = as_integer("draft_state_length", draft_state_length)
-        if draft and self._arena.arrays.lease[PAIRED, row] != 1:
-            raise ContractError(f"draft_state_length is {draft}, but the lease runs no paired draft; leave it 0")
-        if draft > resident:
-            raise ContractError(
-                f"draft_state_length is {draft}, more than the {resident} resident tokens; pass at most these"
-            )
-        blocks = resident // self._page_tokens
-        if blocks == 0:
-            raise ContractError(
-                f"{resident} resident tokens hold no full block of {self._page_tokens}; publish when there is one"
-            )
-        return self._publish(row, keys, blocks, draft // self._page_tokens, 0, _NO_EXACT)
 
-    def _publish(
-        self,
-        row: int,
-        keys: NDArray[np.uint64],
-        blocks: int,
-        draft_blocks: int,
-        exact_length: int,
-        exact: NDArray[np.uint64],
-    ) -> PublishResult:
-        fields = self._arena.arrays.lease
-        keys = as_keys(keys, max(blocks, int(fields[KNOWN, row])))
-        offer = np.array((row, blocks, draft_blocks, exact_length), np.int64)
-        path = np.empty(blocks, np.int32)
-        answer, record, serial = publish_endpoint(self._core, self._arena.arrays, keys, exact, offer, path)
-        if answer < 0:
-            if answer not in _REFUSALS:
-                raise InvariantError(
-                    f"publication of {blocks} blocks by lease row {row} found a page that is not its own"
-                )
-            raise ContractError(f"publication of {blocks} blocks refused: {_REFUSALS[answer]}")
-        kept = self._core.serial[record] == serial
-        return PublishResult(
-            status=PublishStatus.EXISTING_RECORD if answer == FOUND else PublishStatus.PUBLISHED,
-            record=self._records.view(record) if kept else None,
-            canonical_base_pages=path,
-            published_full_block_count=int(fields[PUBLISHED, row]),
+def publish_blocks(
+    table: LeaseTable,
+    records: RecordViews,
+    lease: CacheRequestLease,
+    keys: Words,
+    resident_state_length: int,
+    draft_state_length: int,
+) -> PublishResult:
+    """Publish the full blocks of a lease within so many tokens."""
+    traits = table.traits
+    if traits.has_checkpoints:
+        raise ContractError(f"a {traits.kind.name} deployment publishes checkpoints; call publish_checkpoint")
+    row = table.row_of(lease)
+    resident = as_integer("resident_state_length", resident_state_length)
+    draft = as_integer("draft_state_length", draft_state_length)
+    if draft and table.arrays.fields[c.PAIRED, row] != 1:
+        raise ContractError(f"draft_state_length is {draft}, but the lease runs no paired draft; leave it 0")
+    if draft > resident:
+        raise ContractError(
+            f"draft_state_length is {draft}, more than the {resident} resident tokens; pass at most these"
         )
+    page = traits.tokens_per_page
+    if resident < page:
+        raise ContractError(f"{resident} resident tokens hold no full block of {page}; publish when there is one")
+    return publish_offer(table, records, keys, Offer(row, resident // page, draft // page, 0), _NO_EXACT)
 
-    def reserve_snapshots(self, lease: CacheRequestLease, exact_length: int) -> HybridSnapshotReservation | None:
-        """See `CacheManager.reserve_snapshots`."""
-        row = self._checkpoint_row(lease)
-        fields = self._arena.arrays.lease
-        length = as_integer("exact_length", exact_length, 1)
-        if fields[RESERVED, row] >= 0:
-            raise ContractError("the lease holds a reservation already; publish and retire it first")
-        if self._has_pages and length > fields[NUM_BASE, row] * self._page_tokens:
-            raise ContractError(f"exact_length is {length}, beyond the lease's {int(fields[NUM_BASE, row])} pages")
-        needs_partial = self._has_pages and (self._mtp or length % self._page_tokens != 0)
-        if not reserve_slots(self._core, self._arena.arrays, row, length, int(needs_partial)):
-            return None
-        recurrent, partial = (int(slot) for slot in fields[RESERVED : RESERVED + 2, row])
-        return HybridSnapshotReservation(recurrent, partial if needs_partial else None)
 
-    def publish_checkpoint(
-        self,
-        lease: CacheRequestLease,
-        keys: NDArray[np.uint64],
-        checkpoint: HybridCheckpointKey,
-        reservation: HybridSnapshotReservation,
-    ) -> PublishResult:
-        """See `CacheManager.publish_checkpoint`."""
-        row = self._checkpoint_row(lease)
-        self._check_reservation(row, reservation)
-        (checkpoint,) = check_exact_keys((checkpoint,))
-        length = checkpoint.exact_length
-        if length != self._arena.arrays.lease[RESERVED_LENGTH, row]:
-            reserved = int(self._arena.arrays.lease[RESERVED_LENGTH, row])
-            raise ContractError(
-                f"the checkpoint's exact length is {length}, but the slots were reserved for {reserved}"
-            )
-        full_blocks = length // self._page_tokens
-        keys = as_keys(keys, full_blocks)
-        digest = checkpoint.exact_prefix_digest
-        anchor = keys[full_blocks - 1] if full_blocks else (0, 0)
-        exact = np.array((digest.hi, digest.lo, *anchor), np.uint64)
-        shared = 0
-        if self._has_pages:
-            shared = (length - 1) // self._page_tokens if self._mtp else full_blocks
-        return self._publish(row, keys, shared, shared if self._mtp else 0, length, exact)
+def publish_offer(table: LeaseTable, records: RecordViews, keys: Words, offer: Offer, exact: Words) -> PublishResult:
+    """Publish what a lease offers, and say what became of it; `exact` as in `publish_endpoint`."""
+    fields, blocks = table.arrays.fields, offer.num_blocks
+    keys = as_keys(keys, max(blocks, int(fields[c.KNOWN, offer.row])))
+    path = np.empty(blocks, np.int32)
+    made = Publication(*publish_endpoint(table.cache, table.arrays, keys, exact, tuple(offer), path))
+    if made.answer < 0:
+        raise ContractError(f"publication of {blocks} blocks refused: {_REFUSALS[made.answer]}")
+    kept = table.cache.serial[made.record] == made.serial
+    return PublishResult(
+        status=PublishStatus.EXISTING_RECORD if made.answer == FOUND else PublishStatus.PUBLISHED,
+        record=records.view(made.record) if kept else None,
+        canonical_base_pages=path,
+        published_full_block_count=int(fields[c.PUBLISHED, offer.row]),
+    )
 
-    def retire_snapshots(self, lease: CacheRequestLease, reservation: HybridSnapshotReservation) -> None:
-        """See `CacheManager.retire_snapshots`."""
-        row = self._arena.row_of(lease)
-        self._check_reservation(row, reservation)
-        drop_slots(self._core, self._arena.arrays.lease, row, RESERVED)
 
-    def release_restored_snapshots(self, lease: CacheRequestLease) -> None:
-        """See `CacheManager.release_restored_snapshots`."""
-        drop_slots(self._core, self._arena.arrays.lease, self._arena.row_of(lease), RESTORED)
+@njit_in_place
+def publish_endpoint(
+    cache: CacheArrays, leases: LeaseArrays, keys: Words, exact: Words, offered: tuple[int, ...], path: Int32s
+) -> tuple[int, int, int]:
+    """Publish a lease's leading full blocks and record their end; return a `Publication`.
 
-    def _checkpoint_row(self, lease: CacheRequestLease) -> int:
-        row = self._arena.row_of(lease)
-        if self._arena.arrays.lease[CHECKPOINTS_ALLOWED, row] != 1:
-            raise ContractError(
-                f"this lease of a {self._kind.name} deployment makes no checkpoints; its state is not captured"
-            )
-        return row
+    Args:
+        cache: the cache.
+        leases: the leases.
+        keys: of the sequence's blocks, at least as many as are published and as the lease is known to have.
+        exact: exact-prefix digest of a checkpoint, two words, and the key of its last full block (zeros before the
+            first), two words; ignored without a checkpoint.
+        offered: what is published, an `Offer`.
+        path: `int32[num_blocks]`, receives the canonical pages. Meaningless after a refusal.
+    """
+    offer = Offer(*offered)
+    check_row(leases, offer.row)
+    row, blocks, fields = offer.row, offer.num_blocks, leases.fields
+    if fields[c.KNOWN, row] > fields[c.NUM_BASE, row] or max(blocks, fields[c.KNOWN, row]) > keys.shape[0]:
+        raise InvariantError("a lease knows more blocks than it has pages or keys")
+    attempt = offer.exact_length > 0 or blocks > fields[c.PUBLISHED, row]
+    answer, record = _publish(cache, leases, keys, exact, offer, path)
+    serial = 0
+    if answer < 0:
+        if attempt:
+            cache.state[c.REFUSED] += 1
+    else:
+        if answer != FOUND:
+            cache.state[c.COMMITTED] += 1
+            if offer.num_draft_blocks > 0:
+                cache.state[c.PAIRED_COMMITS] += 1
+        elif attempt:
+            cache.state[c.EXISTING] += 1
+        fields[c.PUBLISHED, row] = max(fields[c.PUBLISHED, row], blocks)
+        _note_keys(cache, leases, keys, row, blocks)
+        _note_straddling(cache, leases, row, path, offer.num_draft_blocks)
+        serial = cache.serial[record]
+        evict_beyond(cache, cache.state[c.MAX_RECORDS])
+    return answer, record, serial
 
-    def _check_reservation(self, row: int, reservation: HybridSnapshotReservation) -> None:
-        _check_reservation_value(reservation)
-        recurrent, partial = (int(slot) for slot in self._arena.arrays.lease[RESERVED : RESERVED + 2, row])
-        held = HybridSnapshotReservation(recurrent, partial if partial >= 0 else None) if recurrent >= 0 else None
-        if reservation != held or held is None:
-            raise ContractError(
-                f"{reservation!r} is not what the lease holds ({held!r}); pass its own reservation, once"
-            )
+
+@njit_part
+def _publish(
+    cache: CacheArrays, leases: LeaseArrays, keys: Words, exact: Words, offer: Offer, path: Int32s
+) -> tuple[int, int]:
+    row, blocks, draft_blocks, length = offer.row, offer.num_blocks, offer.num_draft_blocks, offer.exact_length
+    fields = leases.fields
+
+    # Is it the lease's to offer?
+    if blocks > fields[c.NUM_BASE, row] or draft_blocks > fields[c.NUM_DRAFT, row]:
+        return BEYOND_PAGES, -1
+    if not _is_own_prefix(cache.key, keys, leases.base_pages[row, : fields[c.KNOWN, row]]):
+        return NOT_OWN_PREFIX, -1
+
+    # What stands there already: indexed blocks, and a record at the end.
+    standing = -1
+    if length > 0:
+        standing = find(cache.exact_key, cache.exact_slot, exact[0], exact[1])
+        if standing >= 0 and cache.record[c.EXACT_LENGTH, standing] != length:
+            return NO_CHAIN, -1
+        slot = fields[c.RESERVED, row]
+        if slot < 0:
+            raise InvariantError("a checkpoint is published without reserved slots")
+        if standing < 0 and cache.resource[c.CACHE_REFS, cache.state[c.OFFSET + c.RECURRENT] + slot] > 0:
+            return SLOT_TAKEN, -1
+    matched, tip = find_deepest(cache.key, cache.slot, keys, blocks)
+    if matched > 0 and not write_path(cache.node, tip, path[:matched]):
+        return NO_CHAIN, -1
+    if length == 0 and matched == blocks:
+        standing = cache.resource[c.FIRST_RECORD, tip]
+    if standing < 0 and cache.state[c.FREE_RECORD] < 0:
+        raise InvariantError("a record is to be made without a free one")
+    if cache.state[c.NUM_NODES] + blocks - matched > cache.key.shape[0]:
+        raise InvariantError("more blocks are to be indexed than there are pages")
+
+    # New blocks.
+    new_pages = leases.base_pages[row, matched:blocks]
+    if not _index_blocks(cache, keys[matched:blocks], new_pages):
+        return NO_CHAIN, -1
+    if matched < blocks:
+        copy_pages(new_pages, path[matched:])
+        _enter_blocks(cache, new_pages, tip)
+        tip = new_pages[blocks - matched - 1]
+
+    # The record at their end.
+    if standing >= 0:
+        touch(cache, standing)
+        if draft_blocks > 0 and draft_blocks > cache.record[c.NUM_PAIRED_BLOCKS, standing]:
+            attach_pairs(cache, standing, leases.draft_pages[row, :draft_blocks])
+            return CHANGED, standing
+        return FOUND, standing
+    made = new_record(cache, tip)
+    if cache.state[c.EXTENDED_RECORDS]:
+        _fill_record(cache, leases, made, exact, offer)
+    note_newest(cache.node, tip, made)
+    return MADE, made
+
+
+@njit_part
+def _is_own_prefix(key: Words, keys: Words, known: Int32s) -> bool:
+    """Whether the known blocks of the lease have the keys that they had: a leased page's key outlives its record."""
+    for i in range(known.size):  # noqa: SIM110 - compiled code has no generators
+        if key[known[i], 1] != keys[i, 1] or key[known[i], 0] != keys[i, 0]:
+            return False
+    return True
+
+
+@njit_part
+def _note_keys(cache: CacheArrays, leases: LeaseArrays, keys: Words, row: int, blocks: int) -> None:
+    """Settle the identity of blocks just published: also pages that are no canonical ones remember their keys."""
+    for i in range(leases.fields[c.KNOWN, row], blocks):
+        page = leases.base_pages[row, i]
+        if cache.resource[c.CACHE_REFS, page] == 0:
+            cache.key[page, 0] = keys[i, 0]
+            cache.key[page, 1] = keys[i, 1]
+    leases.fields[c.KNOWN, row] = max(leases.fields[c.KNOWN, row], blocks)
+
+
+@njit_part
+def _note_straddling(cache: CacheArrays, leases: LeaseArrays, row: int, path: Int32s, draft_blocks: int) -> None:
+    """Note that a lease has published behind pages of others: those may be freed while its own, further on, are leased."""
+    if leases.fields[c.STRADDLES, row] == 1:
+        return
+    behind_others, straddles = False, False
+    for i in range(path.size):
+        own = leases.base_pages[row, i] == path[i]
+        straddles |= own and behind_others
+        behind_others |= not own
+    for i in range(1, draft_blocks):
+        straddles |= cache.node[c.PAIR_PAGE, path[i]] != leases.draft_pages[row, i - 1]
+    if straddles:
+        leases.fields[c.STRADDLES, row] = 1
+        cache.state[c.NUM_STRADDLING] += 1
+
+
+@njit_part
+def _index_blocks(cache: CacheArrays, keys: Words, pages: Int32s) -> bool:
+    """Enter pages in the index under their keys; all, or none and `False` where a key is there already."""
+    key, slot, resource = cache.key, cache.slot, cache.resource
+    done = 0
+    sound = True
+    while done < pages.size:
+        page = pages[done]
+        if done + _INSERTS_AHEAD < pages.size:
+            fetch_slot(slot, keys[done + _INSERTS_AHEAD, 1])
+        sound = (
+            page >= 0
+            and resource[c.CACHE_REFS, page] == 0
+            and resource[c.LEASE_REFS, page] > 0
+            and resource[c.FIRST_RECORD, page] < 0
+        )
+        if not sound or not insert(key, slot, page, keys[done, 0], keys[done, 1]):
+            break
+        done += 1
+    if done == pages.size:
+        return True
+    # [0, done) indexed: taken out again | [done, size) untouched
+    for i in range(done):
+        remove(key, slot, pages[i])
+    if not sound:
+        raise InvariantError("a lease publishes a page that is not its own")
+    return False
+
+
+@njit_part
+def _enter_blocks(cache: CacheArrays, pages: Int32s, parent: int) -> None:
+    """Hang indexed pages into the tree, one behind the other, below `parent`. Leases hold them, so none is idle."""
+    state, node, resource = cache.state, cache.node, cache.resource
+    tip = parent
+    for page in pages:
+        if state[c.HAS_PAIRS]:
+            node[c.PAIR_PAGE, page] = -1
+            node[c.PAIR_COUNT, page] = 0
+        link(state, node, page, tip)
+        resource[c.CACHE_REFS, page] = 1
+        tip = page
+    if parent >= 0 and resource[c.FIRST_RECORD, parent] >= 0:
+        mark_evictable(cache, c.BASE, resource[c.FIRST_RECORD, parent])
+
+
+@njit_part
+def _fill_record(cache: CacheArrays, leases: LeaseArrays, made: int, exact: Words, offer: Offer) -> None:
+    record = cache.record
+    record[c.NUM_BLOCKS, made] = offer.num_blocks
+    record[c.NUM_PAIRED_BLOCKS, made] = 0
+    record[c.EXACT_LENGTH, made] = offer.exact_length
+    if offer.exact_length > 0:
+        insert(cache.exact_key, cache.exact_slot, made, exact[0], exact[1])
+        cache.exact_key[made, 2] = exact[2]
+        cache.exact_key[made, 3] = exact[3]
+        for kind in (c.RECURRENT, c.PARTIAL):
+            slot = leases.fields[c.RESERVED + kind - c.RECURRENT, offer.row]
+            if slot >= 0:
+                record[c.RECURRENT_SLOT + kind - c.RECURRENT, made] = slot
+                cache.resource[c.FIRST_RECORD, cache.state[c.OFFSET + kind] + slot] = made
+                hold(cache, kind, slot)
+    if offer.num_draft_blocks > 0:
+        attach_pairs(cache, made, leases.draft_pages[offer.row, : offer.num_draft_blocks])

@@ -115,12 +115,12 @@ class LeaseOwner(Protocol):
 class CacheRequestLease:
     """One sequence's hold on pages and snapshot slots while it runs. Opaque; compared by identity; released once.
 
-    The manager keeps what is leased; a lease only names a row of the manager's arena and the generation in which it
+    The manager keeps what is leased; a lease only names a row of the manager's table and the generation in which it
     was given out, so a handle that outlived its release is recognised. Reading a property of a released lease
     raises `ContractError`, and so does releasing it again.
 
     Attributes:
-        row: row of the arena; what `grow_leases` and `can_grow_leases` take. A fresh arena gives 0, 1, 2 ...; the row
+        row: row of the table; what `grow_leases` and `can_grow_leases` take. A fresh table gives 0, 1, 2 ...; the row
             released last is given out first.
         generation: how often that row had been released before.
     """

@@ -183,8 +183,8 @@ class Batch:
         """Check the report of a prefill: the whole prompt is materialised, and there is one sampled token."""
         report = read_report(advances, (), common_lengths, self.rules.common_lengths, self.size)
         self._refuse(
-            _check_prefill(report.counts, report.committed, self.num_tokens),
-            "accepted {count} tokens and committed {committed}; after prefill accept exactly one token (the sampled one) "
+            _check_prefill(report.tokens, report.counts, report.committed, self.num_tokens),
+            "accepted {count} of its row's {width} tokens and committed {committed}; after prefill accept exactly one token (the sampled one) "
             "and commit the whole prompt of {tokens} tokens",
             report,
         )
@@ -205,8 +205,8 @@ class Batch:
         report = read_report(advances, completed, common_lengths, self.rules.common_lengths, self.size)
         expected = "exactly one token" if self.rules.single_token else "at least one token"
         self._refuse(
-            _check_decode(report.counts, report.committed, self.committed, self.rules.single_token),
-            f"accepted {{count}} tokens and committed {{committed}} after {{before}}; accept {expected}, "
+            _check_decode(report.tokens, report.counts, report.committed, self.committed, self.rules.single_token),
+            f"accepted {{count}} of its row's {{width}} tokens and committed {{committed}} after {{before}}; accept {expected}, "
             "and commit as many more",
             report,
         )
@@ -241,6 +241,7 @@ class Batch:
             return
         values = {
             "count": report.counts[slot],
+            "width": report.tokens.shape[1],
             "committed": report.committed[slot],
             "tokens": self.num_tokens[slot],
             "before": self.committed[slot],
@@ -295,18 +296,18 @@ class Batch:
 
 
 @njit
-def _check_prefill(counts: Int32s, committed: Int32s, num_tokens: Int32s) -> int:
+def _check_prefill(tokens: Int32s, counts: Int32s, committed: Int32s, num_tokens: Int32s) -> int:
     """Return the first slot that is wrong, or -1."""
     for slot in range(counts.size):
-        if counts[slot] != 1 or committed[slot] != num_tokens[slot]:
+        if counts[slot] != 1 or tokens.shape[1] < 1 or committed[slot] != num_tokens[slot]:
             return slot
     return -1
 
 
 @njit
-def _check_decode(counts: Int32s, committed: Int32s, before: Int32s, single_token: bool) -> int:  # noqa: FBT001 - njit
+def _check_decode(tokens: Int32s, counts: Int32s, committed: Int32s, before: Int32s, single_token: bool) -> int:  # noqa: FBT001 - njit
     for slot in range(counts.size):
-        if counts[slot] < 1 or (single_token and counts[slot] != 1):
+        if counts[slot] < 1 or counts[slot] > tokens.shape[1] or (single_token and counts[slot] != 1):
             return slot
         if committed[slot] != before[slot] + counts[slot]:
             return slot

@@ -16,7 +16,9 @@ from ctxcache.arguments import (
     Words,
     as_int32s,
     as_integer,
+    as_lengths,
     as_plain,
+    as_token_rows,
     check_mapping,
     check_member,
     check_sequence,
@@ -111,7 +113,7 @@ class AdmissionRules:
     kind: ContextCacheDeploymentKind
     enabled: bool
 
-    def read(
+    def read_admission(
         self, admission: ContextCacheBatchAdmission, headroom: DecodingKvHeadroom | None = None
     ) -> CheckedAdmission:
         """Check a whole batch admission; `ContractError` for what could never be admitted."""
@@ -225,7 +227,7 @@ def _read_advances(advances: Sequence[ContextCacheSequenceAdvance], batch_size: 
     for slot, run in enumerate(runs):
         tokens[slot, : run.size] = run
     lengths = [advance.committed_state_length for advance in advances]
-    return tokens, counts, read_lengths("committed_state_length", lengths, batch_size)
+    return tokens, counts, as_lengths("committed_state_length", lengths, batch_size)
 
 
 def _read_advance(slot: int, advance: ContextCacheSequenceAdvance) -> Int32s:
@@ -238,25 +240,11 @@ def _read_advance(slot: int, advance: ContextCacheSequenceAdvance) -> Int32s:
 
 
 def _read_batch_advance(advance: ContextCacheBatchAdvance, batch_size: int) -> tuple[Int32s, Int32s, Int32s]:
-    tokens = as_plain(np.asarray(advance.accepted_token_ids))
-    if tokens.ndim != 2 or tokens.shape[0] != batch_size or tokens.dtype != np.int32:
-        raise ContractError(f"accepted_token_ids is {tokens.dtype}{list(tokens.shape)}; pass int32[{batch_size}, k]")
-    counts = read_lengths("accepted_token_counts", advance.accepted_token_counts, batch_size)
-    if not are_within(counts, tokens.shape[1] + 1):
-        raise ContractError(
-            f"accepted_token_counts holds {counts.min()} .. {counts.max()}; the rows have 0 .. {tokens.shape[1]} tokens"
-        )
-    committed = read_lengths("committed_state_lengths", advance.committed_state_lengths, batch_size)
-    return tokens, counts, committed
-
-
-def read_lengths(name: str, values: Any, batch_size: int) -> Int32s:
-    """Check one integer a sequence; a plain int32 array is returned as it is."""
-    values = as_int32s(name, values)
-    if len(values) != batch_size:
-        raise ContractError(f"{name} has {len(values)} entries for {batch_size} sequences; give one a sequence")
-    checked: Int32s = as_plain(values)
-    return checked
+    return (
+        as_token_rows("accepted_token_ids", advance.accepted_token_ids, batch_size),
+        as_lengths("accepted_token_counts", advance.accepted_token_counts, batch_size),
+        as_lengths("committed_state_lengths", advance.committed_state_lengths, batch_size),
+    )
 
 
 def _read_common_lengths(values: Any, rule: CommonLengths, committed: Int32s) -> Int32s | None:
@@ -269,7 +257,7 @@ def _read_common_lengths(values: Any, rule: CommonLengths, committed: Int32s) ->
         if rule is CommonLengths.REQUIRED:
             raise ContractError("common_state_lengths is None and this mode needs them; give one length a sequence")
         return committed
-    return read_lengths("common_state_lengths", values, committed.size)
+    return as_lengths("common_state_lengths", values, committed.size)
 
 
 def read_slots(slots: Any, batch_size: int) -> Int32s:

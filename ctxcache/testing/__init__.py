@@ -1,4 +1,10 @@
-"""Test doubles for runtimes that use the library: devices that fail or run late, an ownership ledger, a plain manager."""
+"""Test doubles for runtimes that use the library: devices that fail or run late, an ownership ledger, a plain manager.
+
+Behind them what the library tests itself with: `runtime`, which drives a coordinator; `sweep`, which lets every device touch
+fail; `simulate`, which lives random lives; `reference`, the manager in plain Python.
+
+May import `arguments`, `config`, `device`, `errors`, `fsm`, `ids`, `keys`, `manager`, `metrics`, `request`.
+"""
 
 from ctxcache.fsm.points import fault_points
 from ctxcache.testing.deferred import DeferredDeviceOps, RandomSource, Use

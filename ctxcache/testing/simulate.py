@@ -21,8 +21,9 @@ from ctxcache.testing.actions import ACTIONS, Action, draw, simplifications
 from ctxcache.testing.faults import FaultPlan, InjectedFaultError
 from ctxcache.testing.reference.manager import ReferenceManager
 from ctxcache.testing.runtime.deployments import Sizes
-from ctxcache.testing.runtime.runtime import FakeRuntime, RequestEnded, WaitFailed
+from ctxcache.testing.runtime.runtime import FakeRuntime, WaitFailed
 from ctxcache.testing.runtime.scripts import InjectedInterrupt, quiet_log
+from ctxcache.testing.runtime.steps import RequestEnded
 from ctxcache.testing.shadow import ShadowManager
 from ctxcache.testing.sweep import check_balance
 

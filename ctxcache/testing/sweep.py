@@ -18,8 +18,9 @@ from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ResourceType
 from ctxcache.testing.fault_runs import Chain, FaultRun, survey
 from ctxcache.testing.faults import FaultPlan
-from ctxcache.testing.runtime.runtime import FakeRuntime, RequestEnded, WaitFailed
+from ctxcache.testing.runtime.runtime import FakeRuntime, WaitFailed
 from ctxcache.testing.runtime.scripts import ENDPOINTS, PROMPTS, quiet_log, run_script
+from ctxcache.testing.runtime.steps import RequestEnded
 
 
 @dataclass(slots=True)
@@ -158,7 +159,7 @@ def aftermath(runtime: FakeRuntime) -> list[str]:
     """
     violations: list[str] = []
     runtime.ops.plan = FaultPlan()
-    runtime.outcomes = []
+    runtime.sync.outcomes = []
     try:
         if not runtime.settle():
             violations.append("a healthy device did not end the poisoning")

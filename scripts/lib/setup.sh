@@ -106,6 +106,19 @@ ensure_installed() {
   printf '%s\n' "$wanted" >"$VENV/ready-$purpose"
 }
 
+# ensure_apt PACKAGE PROGRAM: install a program of the system where it is missing; without leave to do so, say what to do.
+ensure_apt() {
+  local package=$1 program=$2 as_root=()
+  command -v "$program" >/dev/null && return
+  command -v apt-get >/dev/null || fail "$program is missing, and so is apt-get to install it; install $package yourself"
+  [ "$(id -u)" = 0 ] || as_root=(sudo -n)
+  say "Installing $package, for $program"
+  "${as_root[@]}" apt-get update -qq || say "apt-get update failed; trying with the lists that are there"
+  with_heartbeat "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -qq "$package" >/dev/null ||
+    fail "apt-get could not install $package; see its message above, or install it yourself"
+  command -v "$program" >/dev/null || fail "$package is installed, and there is still no $program on the PATH"
+}
+
 # Two calls at a time would install over each other; where flock exists the second waits for the first.
 lock_setup() {
   command -v flock >/dev/null || return 0

@@ -88,7 +88,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "MOVE_BASE_SLOTS, MOVE_DRAFT_SLOTS, SYNCHRONIZE)",
         "MOVE_BASE_SLOTS, MOVE_DRAFT_SLOTS)",
         excuse="no page is at risk: the step before was waited for, a draft's initialisation is proven before the mapping is "
-        "uploaded, and rows and slots move in stream order; tests/request/test_coordinator.py counts the synchronisation",
+        "uploaded, and rows and slots move in stream order; tests/request/test_steps.py counts the synchronisation",
     ),
     Mutant(
         "an MTP boundary is published unproven",
@@ -394,15 +394,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "shared pages are not pinned",
         "manager/acquire.py",
-        "    pin(core, BASE, shared)\n",
+        "    pin(cache, c.BASE, shared)\n",
         "    pass\n",
         compiled=True,
     ),
     Mutant(
         "the end of a lease frees pages that the cache keeps",
         "manager/pools.py",
-        "        if resource[CACHED, at] == 0:\n            resource[FREE_STACK, offset + free] = held[i]",
-        "        if resource[CACHED, at] >= 0:\n            resource[FREE_STACK, offset + free] = held[i]",
+        "        if resource[c.CACHE_REFS, at] == 0:\n            resource[c.FREE_STACK, offset + free] = held[i]",
+        "        if resource[c.CACHE_REFS, at] >= 0:\n            resource[c.FREE_STACK, offset + free] = held[i]",
         compiled=True,
     ),
 )

@@ -52,6 +52,8 @@ KERNELS = {
 }
 TARGETS = ("sm_80", "sm_90", "sm_100")
 
+pytestmark = pytest.mark.sampled(keep=1)
+
 
 @pytest.fixture(scope="module")
 def compiled() -> Any:

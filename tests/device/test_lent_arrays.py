@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.device import build_rig, hybrid_engine, ints, mtp_deployment
-from support.harness import OK, Harness, T, U
+from support.harness import OK, EagleHarness, Harness, MtpHarness, SharedKvHarness, T, U
 from support.lent_arrays import CudaArray, OpsOfDevice
-from support.spec_harness import EagleHarness, MtpHarness, SharedKvHarness
 
 from ctxcache import HybridCacheManager, NumpyDeviceOps
 from ctxcache.device.arrays import CUDA, Location
@@ -65,14 +64,14 @@ def test_a_mapping_that_the_ops_would_refuse_changes_nothing(
     """No drain, nothing published, no state left: the request goes on with an array that serves."""
     h = harness(max_batch=2, page=16, max_tokens=64, ops=FaultInjector(NumpyDeviceOps()))
     request, _ = h.admit(T(20), U(20))
-    h.prefill(request)
+    h.prefill()
     seen, touches = h.observe(request), list(h.ops.log)
     pattern, mapping = case
     with pytest.raises(ContractError, match=f"device_batch_mapping.*{pattern}"):
         h.coordinator.begin_batch_compaction(request, [0, -1], 1, mapping())
     assert h.observe(request) == seen
     assert h.ops.log == touches
-    assert h.compact(request, [0, -1]) is OK
+    h.keep(0)
     assert h.coordinator.finish(request) is OK
 
 
@@ -88,8 +87,8 @@ def test_a_mapping_of_another_place_changes_nothing(mapping: Any, pattern: str) 
     """Kernels of a GPU reach no host memory and no other GPU's: said before a draft is settled, where it is known."""
     h = EagleHarness(max_batch=2, page=16, max_tokens=64, ops=FaultInjector(OpsOfDevice(0)))
     request, _ = h.admit(T(20), U(20))
-    h.prefill(request)
-    hide_in_gpu(h.cache)
+    h.prefill()
+    hide_in_gpu(h.resources.base_cache)
     seen, touches = h.observe(request), list(h.ops.log)
     with pytest.raises(ContractError, match=pattern):
         h.coordinator.begin_batch_compaction(request, [0, -1], 1, mapping)

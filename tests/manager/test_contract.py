@@ -30,6 +30,25 @@ def test_a_manager_takes_what_the_interface_says(manager: type, name: str) -> No
     assert signature_of(manager, name) == signature_of(CacheManager, name)
 
 
+@pytest.mark.parametrize("name", PROMISED)
+def test_the_contract_stands_on_the_class_that_users_call(name: str) -> None:
+    """`help(ContextCacheManager.acquire)` says it all: every promised name is explained there, and sends nobody elsewhere."""
+    said = inspect.getdoc(inspect.getattr_static(ContextCacheManager, name)) or ""
+    assert said
+    assert "See `" not in said
+    if name in {
+        "plan",
+        "acquire",
+        "grow",
+        "grow_leases",
+        "publish",
+        "reserve_snapshots",
+        "publish_checkpoint",
+        "release",
+    }:
+        assert "Raises:" in said
+
+
 @pytest.mark.parametrize("manager", [ContextCacheManager, ReferenceManager], ids=lambda kind: kind.__name__)
 def test_records_are_counted_and_walked(manager: type) -> None:
     """An empty view has length 0 and nothing to walk, in both."""

@@ -37,8 +37,8 @@ def test_a_lookup_searches_instead_of_probing_every_block(monkeypatch, matched):
         runtime.manager.publish(lease, keys_of(tokens, 1), matched)
     probes = Counting(index.find)
     monkeypatch.setattr(index, "find", probes)
-    core = runtime.manager._core
-    found, deepest = index.find_deepest.py_func(core.key, core.slot, keys_of(tokens, 1), 2048)
+    cache = runtime.manager._cache
+    found, deepest = index.find_deepest.py_func(cache.key, cache.slot, keys_of(tokens, 1), 2048)
     assert (found, deepest) == (matched, matched - 1)
     assert probes.calls <= 24
 
@@ -51,11 +51,11 @@ def test_eviction_looks_at_no_record_that_stays(monkeypatch, num_records):
         lease = runtime.manager.acquire(runtime.plan([i], base_extra_tokens=0)).lease
         runtime.manager.publish(lease, keys_of([i], 1), 1)
         runtime.manager.release(lease)
-    evictions, scans, asked = Counting(eviction.evict_record), Counting(None), Counting(eviction.oldest_ripe)
+    evictions, scans, asked = Counting(eviction.evict_record), Counting(None), Counting(eviction.oldest_evictable)
     monkeypatch.setattr(eviction, "evict_record", evictions)
     monkeypatch.setattr(eviction, "_oldest_in_the_way", scans)
-    monkeypatch.setattr(eviction, "oldest_ripe", asked)
-    eviction.make_room.py_func(runtime.manager._core, runtime.manager._arena.arrays, (32, 0, 0, 0))
+    monkeypatch.setattr(eviction, "oldest_evictable", asked)
+    eviction.make_room.py_func(runtime.manager._cache, runtime.manager._leases.arrays, (32, 0, 0, 0))
     assert (evictions.calls, asked.calls, scans.calls) == (32, 32, 0)
     assert runtime.manager._state[FREE] == runtime.manager._state[EVICTED] == 32
     runtime.manager.check_invariants()
@@ -71,9 +71,9 @@ def test_records_that_cannot_go_are_not_looked_at(monkeypatch):
     conversation = list(range(1000, 1102))
     for length in range(1, 103):
         runtime.run(conversation[:length], base_extra_tokens=0)
-    asked = Counting(eviction.oldest_ripe)
-    monkeypatch.setattr(eviction, "oldest_ripe", asked)
-    eviction.make_room.py_func(runtime.manager._core, runtime.manager._arena.arrays, (1, 0, 0, 0))
+    asked = Counting(eviction.oldest_evictable)
+    monkeypatch.setattr(eviction, "oldest_evictable", asked)
+    eviction.make_room.py_func(runtime.manager._cache, runtime.manager._leases.arrays, (1, 0, 0, 0))
     assert asked.calls == 1
     assert len(runtime.manager.records) == 201
 
@@ -126,8 +126,8 @@ def test_checkpoint_candidates_cost_what_lies_on_the_path(monkeypatch):
     seen = Counting(checkpoints._may_match)
     monkeypatch.setattr(checkpoints, "_may_match", seen)
     monkeypatch.setattr(checkpoints, "_list_from", checkpoints._list_from.py_func)
-    core, keys = runtime.manager._core, keys_of([500, 501, 502, 503], 1)
+    cache, keys = runtime.manager._cache, keys_of([500, 501, 502, 503], 1)
     path = np.array(list(runtime.manager.records)[-1].base_page_path)
     lengths = np.empty(200, np.int32)
-    listing = partial(checkpoints.list_lengths.py_func, core, path, keys, 1)
+    listing = partial(checkpoints.list_lengths.py_func, cache, path, keys, 1)
     assert listing(4, lengths) == seen.calls == 1

@@ -6,83 +6,12 @@ import re
 from collections.abc import Callable
 
 import pytest
-from support.manager import Runtime, run_of
+from support.manager_memory import Memory
 
 from ctxcache.errors import InvariantError
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
-from ctxcache.ids import ContextCacheExecutionMode as Mode
 from ctxcache.manager import layout as c
 from ctxcache.manager.block_index import remove
-
-MODES = {Kind.VANILLA: Mode.VANILLA, Kind.EAGLE: Mode.EAGLE, Kind.HYBRID: Mode.VANILLA}
-
-
-class Memory:
-    """A manager with four records on a tree that branches, one live lease, free pages; and its arrays, to spoil."""
-
-    def __init__(self, kind: Kind) -> None:
-        options = {
-            Kind.VANILLA: {},
-            Kind.EAGLE: {"num_draft_pages": 24},
-            Kind.HYBRID: {"num_recurrent_snapshots": 6, "num_partial_kv_snapshots": 6},
-        }[kind]
-        runtime = Runtime(24, kind=kind, mode=MODES[kind], **options)
-        for tokens in (run_of("a", 14), [*run_of("a", 4), *run_of("b", 10)], run_of("c", 9), run_of("d", 6)):
-            runtime.run(tokens)
-        self.lease = runtime.begin(run_of("a", 14))
-        self.manager = runtime.manager
-        self.manager.check_invariants()
-        self.core = self.manager._core
-        self.arena = self.manager._arena.arrays
-        self.state, self.node = self.core.state, self.core.node
-        self.resource, self.record, self.line = self.core.resource, self.core.record, self.core.line
-
-    @property
-    def order(self) -> list[int]:
-        """Record rows, the least recently used first."""
-        rows, row = [], int(self.state[c.OLDEST_RECORD])
-        while row >= 0:
-            rows.append(row)
-            row = int(self.record[c.NEWER, row])
-        return rows
-
-    @property
-    def oldest(self) -> int:
-        """The least recently used record: its path leaves that of the leased one behind the first block."""
-        return self.order[0]
-
-    @property
-    def newest(self) -> int:
-        """The most recently used record: the leased one."""
-        return self.order[-1]
-
-    def path(self, record: int) -> list[int]:
-        """Blocks of a record's base path."""
-        block, path = int(self.record[c.ENDPOINT, record]), []
-        while block >= 0:
-            path.insert(0, block)
-            block = int(self.node[c.PARENT, block])
-        return path
-
-    @property
-    def trunk(self) -> int:
-        """The block that two paths share."""
-        return self.path(self.newest)[0]
-
-    @property
-    def leaf(self) -> int:
-        """A block without children."""
-        return self.path(self.newest)[-1]
-
-    @property
-    def free(self) -> int:
-        """A page that nobody holds."""
-        return int(self.resource[c.FREE_STACK, 0])
-
-    def at(self, kind: int, resource: int) -> int:
-        """Column of a resource in `Core.resource`."""
-        return int(self.state[c.OFFSET + kind]) + resource
-
 
 CORRUPTIONS: list[tuple[str, Kind, Callable[[Memory], object]]] = []
 
@@ -112,12 +41,12 @@ def neighbour_forgotten(m: Memory) -> None:
 
 @breaks("of the LRU order is dead")
 def record_without_serial(m: Memory) -> None:
-    m.core.serial[m.oldest] = 0
+    m.cache.serial[m.oldest] = 0
 
 
 @breaks("was used before its older neighbour")
 def order_against_use(m: Memory) -> None:
-    used = m.record[c.USED]
+    used = m.record[c.RECENCY_PLACE]
     used[m.oldest], used[m.newest] = used[m.newest], used[m.oldest]
 
 
@@ -138,7 +67,7 @@ def limit_below_the_records(m: Memory) -> None:
 
 @breaks("5 records live, 4 are in the LRU order")
 def record_outside_the_order(m: Memory) -> None:
-    m.core.serial[m.state[c.FREE_RECORD]] = 99
+    m.cache.serial[m.state[c.FREE_RECORD]] = 99
 
 
 # Paths, index and tree
@@ -151,13 +80,13 @@ def path_in_a_circle(m: Memory) -> None:
 
 @breaks("a block is indexed twice")
 def block_indexed_twice(m: Memory) -> None:
-    slot = m.core.slot[:-1]
+    slot = m.cache.slot[:-1]
     slot[int((slot < 0).argmax())] = slot[int((slot >= 0).argmax())]
 
 
 @breaks("are indexed or needed, not both")
 def block_not_indexed(m: Memory) -> None:
-    remove(m.core.key, m.core.slot, m.leaf)
+    remove(m.cache.key, m.cache.slot, m.leaf)
 
 
 @breaks("the number of indexed blocks is wrong")
@@ -167,7 +96,7 @@ def blocks_overcounted(m: Memory) -> None:
 
 @breaks("is not found by its key")
 def key_of_another(m: Memory) -> None:
-    m.core.key[m.leaf] = m.core.key[m.trunk]
+    m.cache.key[m.leaf] = m.cache.key[m.trunk]
 
 
 @breaks("does not know its parent")
@@ -191,12 +120,12 @@ def children_unlisted(m: Memory) -> None:
 
 @breaks("is listed at block")
 def record_listed_elsewhere(m: Memory) -> None:
-    m.resource[c.OWNER, m.trunk] = m.newest
+    m.resource[c.FIRST_RECORD, m.trunk] = m.newest
 
 
 @breaks("the lists of records by endpoint differ from the LRU order")
 def record_unlisted(m: Memory) -> None:
-    m.resource[c.OWNER, m.leaf] = -1
+    m.resource[c.FIRST_RECORD, m.leaf] = -1
 
 
 @breaks("takes record")
@@ -218,24 +147,24 @@ def page_free_twice(m: Memory) -> None:
     m.resource[c.FREE_STACK, 1] = m.resource[c.FREE_STACK, 0]
 
 
-@breaks("has 1 active holds, leases have 0")
+@breaks("has 1 lease references, leases have 0")
 def hold_of_no_lease(m: Memory) -> None:
-    m.resource[c.ACTIVE, m.free] += 1
+    m.resource[c.LEASE_REFS, m.free] += 1
 
 
-@breaks("has 0 active holds, leases have 1")
+@breaks("has 0 lease references, leases have 1")
 def lease_without_its_hold(m: Memory) -> None:
-    m.resource[c.ACTIVE, m.lease.base_pages[-1]] -= 1
+    m.resource[c.LEASE_REFS, m.lease.base_pages[-1]] -= 1
 
 
-@breaks("has 1 cache holds, records have 0")
+@breaks("has 1 cache references, records have 0")
 def hold_of_no_record(m: Memory) -> None:
-    m.resource[c.CACHED, m.free] = 1
+    m.resource[c.CACHE_REFS, m.free] = 1
 
 
-@breaks("has 0 cache holds, records have 1")
+@breaks("has 0 cache references, records have 1")
 def record_without_its_hold(m: Memory) -> None:
-    m.resource[c.CACHED, m.path(m.oldest)[-1]] = 0
+    m.resource[c.CACHE_REFS, m.path(m.oldest)[-1]] = 0
 
 
 @breaks("are free and held")
@@ -253,39 +182,39 @@ def idle_overcounted(m: Memory) -> None:
     m.state[c.IDLE + c.BASE] += 1
 
 
-# The line of records by last use, and the marks of the ripe ones
+# Records by last use, and the marks of the evictable ones
 
 
-@breaks("the line's ends")
-def line_beyond_its_end(m: Memory) -> None:
-    m.state[c.LINE_END] = m.line.size + 1
+@breaks("the recency's ends")
+def recency_beyond_its_end(m: Memory) -> None:
+    m.state[c.RECENCY_END] = m.recency.size + 1
 
 
-@breaks("the line differs from the LRU order")
-def line_against_the_order(m: Memory) -> None:
-    places = m.record[c.USED, m.order[:2]]
-    m.line[places] = m.line[places[::-1]]
+@breaks("the recency differs from the LRU order")
+def recency_against_the_order(m: Memory) -> None:
+    places = m.record[c.RECENCY_PLACE, m.order[:2]]
+    m.recency[places] = m.recency[places[::-1]]
 
 
-@breaks("the line is filled where it is swept")
-def line_ends_too_early(m: Memory) -> None:
+@breaks("the recency is filled where it is swept")
+def recency_ends_too_early(m: Memory) -> None:
     m.state[[c.SETTLED, c.SWEPT]] = 0
-    m.state[c.LINE_END] = m.record[c.USED, m.newest]
+    m.state[c.RECENCY_END] = m.record[c.RECENCY_PLACE, m.newest]
 
 
 @breaks("does not know its place")
 def place_forgotten(m: Memory) -> None:
-    m.record[c.USED, m.newest] += 1
+    m.record[c.RECENCY_PLACE, m.newest] += 1
 
 
-@breaks("are marked as ripe wrongly")
-def ripe_records_unmarked(m: Memory) -> None:
-    m.core.ripe[c.BASE] = 0
+@breaks("are marked as evictable wrongly")
+def evictable_records_unmarked(m: Memory) -> None:
+    m.cache.evictable[c.BASE] = 0
 
 
-@breaks("another record is the oldest ripe one")
-def oldest_ripe_record_hidden(m: Memory) -> None:
-    m.core.ripe[c.BASE, 0] = 0  # the root; the leaves below still hold the members
+@breaks("another record is the oldest evictable one")
+def oldest_evictable_record_hidden(m: Memory) -> None:
+    m.cache.evictable[c.BASE, 0] = 0  # the root; the leaves below still hold the members
 
 
 # Draft pages beside base blocks
@@ -303,7 +232,7 @@ def pair_of_no_record(m: Memory) -> None:
 
 @breaks("names no record that ends with it", Kind.EAGLE)
 def draft_page_without_its_record(m: Memory) -> None:
-    m.resource[c.OWNER, m.at(c.DRAFT, int(m.record[c.LAST_DRAFT_PAGE, m.newest]))] = -1
+    m.resource[c.FIRST_RECORD, m.at(c.DRAFT, int(m.record[c.LAST_DRAFT_PAGE, m.newest]))] = -1
 
 
 @breaks("counts its pairs wrongly", Kind.EAGLE)
@@ -321,7 +250,7 @@ def snapshot_shared(m: Memory) -> None:
 
 @breaks("does not name record", Kind.HYBRID)
 def snapshot_of_another(m: Memory) -> None:
-    m.resource[c.OWNER, m.at(c.PARTIAL, int(m.record[c.PARTIAL_SLOT, m.oldest]))] = m.newest
+    m.resource[c.FIRST_RECORD, m.at(c.PARTIAL, int(m.record[c.PARTIAL_SLOT, m.oldest]))] = m.newest
 
 
 @breaks("has no recurrent snapshot", Kind.HYBRID)
@@ -331,12 +260,12 @@ def checkpoint_without_state(m: Memory) -> None:
 
 @breaks("is not found by its exact key", Kind.HYBRID)
 def exact_key_of_another(m: Memory) -> None:
-    m.core.exact_key[m.newest] = m.core.exact_key[m.oldest]
+    m.cache.exact_key[m.newest] = m.cache.exact_key[m.oldest]
 
 
 @breaks("recurrent snapshot 0 has", Kind.HYBRID)
 def snapshot_held_by_nobody(m: Memory) -> None:
-    m.resource[c.ACTIVE, m.at(c.RECURRENT, 0)] += 1
+    m.resource[c.LEASE_REFS, m.at(c.RECURRENT, 0)] += 1
 
 
 @pytest.mark.parametrize(

@@ -222,13 +222,13 @@ def test_records_are_views_that_know_when_they_are_gone():
 
 @pytest.mark.parametrize("used", ["B", "AB", "ABCD", "DCBA", "ABACABAD"])
 def test_order_survives_any_number_of_uses(used):
-    """Uses fill the line of uses over and over; the order, of eviction too, is that of the last uses all the while."""
+    """Uses fill the order of recency over and over; the order, of eviction too, is that of the last uses all the while."""
     runtime = Runtime(8)
     for letter in "ABCD":
         runtime.run(run_of(letter, 4), base_extra_tokens=0)
     paths = dict(zip("ABCD", runtime.paths(), strict=True))
     order = list("ABCD")
-    for _ in range(len(runtime.manager._core.line)):
+    for _ in range(len(runtime.manager._cache.recency)):
         for letter in used:
             runtime.release(runtime.begin(run_of(letter, 5)))
             order.remove(letter)

@@ -8,7 +8,7 @@ from ctxcache.errors import ContractError
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ContextCacheExecutionMode as Mode
 from ctxcache.ids import Hash128, ReusePlanKind
-from ctxcache.manager import manager as manager_module
+from ctxcache.manager import acquire as acquire_module
 from ctxcache.manager.manager import ContextCacheManager
 from ctxcache.manager.results import HybridCheckpointKey, HybridSnapshotReservation
 
@@ -125,14 +125,14 @@ def test_an_interrupt_loses_no_lease(cached, monkeypatch, interrupted):
     """Whoever is interrupted before `acquire` returns holds nothing: every page is where it was, and the next row too."""
     before = cached.everything()
     plan = cached.plan(TOKENS)
-    original = getattr(manager_module, interrupted)
+    original = getattr(acquire_module, interrupted)
 
     def interrupt(*arguments):
         original(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(manager_module, interrupted, interrupt)
+        patch.setattr(acquire_module, interrupted, interrupt)
         with pytest.raises(KeyboardInterrupt):
             cached.manager.acquire(plan)
     cached.manager.check_invariants()
@@ -150,7 +150,7 @@ def test_an_interrupt_before_anything_is_held_releases_nothing(cached, monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(manager_module, "acquire_lease", interrupt)
+        patch.setattr(acquire_module, "acquire_lease", interrupt)
         with pytest.raises(KeyboardInterrupt):
             cached.manager.acquire(cached.plan(TOKENS))
     assert cached.everything() == before

@@ -19,6 +19,7 @@ ROUND = settings(
 MAX_ROUNDS = 8  # Hypothesis cuts about every fourth example short, so that three rounds mostly do
 
 
+@pytest.mark.sampled(keep=1 / 3)
 @pytest.mark.timeout(900)  # about 20 seconds of processor time each, on machines that may be busy
 @pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name)
 def test_the_managers_agree(kind):

@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import random
-from collections.abc import Callable
 
 import numpy as np
 import pytest
-from support.harness import OK, Harness, T, U
+from support.harness import OK, Harness, RequestEnded, T, U
 
 from ctxcache import (
     ContextCacheCoordinatorStatus,
     ContextCacheDeploymentKind,
-    ContextCacheSequenceAdvance,
     ContractError,
     DeviceError,
     InvariantError,
@@ -37,59 +35,24 @@ MODES = tuple(FaultMode)
 POISONED = ContextCacheCoordinatorStatus.POISONED
 
 
-class Ended(Exception):  # noqa: N818 - not an error: the script stops here
-    """The scripted request ended before its last step."""
-
-
 def scripted_run(h: Harness) -> None:
     """Two requests that reach every transition of a vanilla request, the first one's way out being finish."""
-
-    def must(status: ContextCacheCoordinatorStatus) -> None:
-        if status is not OK:
-            raise Ended
-
-    h.request, _ = h.admit(T(20), U(31))
-    must(h.coordinator.prepare_prefill(h.request))
-    write_prompts(h)
-    finalize(h)
-    decode(h, must)
-    decode(h, must)
-    must(h.coordinator.begin_batch_compaction(h.request, [-1, 0], 1, h.mapping))
-    must(h.coordinator.compact_batch(h.request))
-    h.tokens = h.tokens[1:]
-    must(h.coordinator.prepare_decode_step(h.request))
-    must(h.coordinator.finish(h.request))
-    h.request, _ = h.admit(T(24))
-    must(h.coordinator.prepare_prefill(h.request))
-    must(h.coordinator.abandon(h.request))
-
-
-def write_prompts(h: Harness) -> None:
-    for slot, sequence in enumerate(h.request.inspect().sequences):
-        h.write(slot, sequence.reuse_token_length, len(h.tokens[slot]))
-
-
-def finalize(h: Harness) -> None:
-    advances = [ContextCacheSequenceAdvance([7], len(tokens)) for tokens in h.tokens]
-    assert h.coordinator.finalize_prefill_publication(h.request, advances) is OK
-    for tokens in h.tokens:
-        tokens.append(7)
-
-
-def decode(h: Harness, must: Callable[[ContextCacheCoordinatorStatus], None]) -> None:
-    must(h.coordinator.prepare_decode_step(h.request))
-    for slot, tokens in enumerate(h.tokens):
-        h.write(slot, len(tokens) - 1, len(tokens))
-    advances = [ContextCacheSequenceAdvance([7], len(tokens)) for tokens in h.tokens]
-    must(h.coordinator.complete_decode_step(h.request, advances, [0]))
-    for tokens in h.tokens:
-        tokens.append(7)
+    h.handle, _ = h.admit(T(20), U(31))
+    h.prepare()
+    h.compute_prompts()
+    h.finalize()
+    h.decode([0])
+    h.decode([0])
+    h.keep(1)
+    h.grow()
+    h.finish()
+    h.handle, _ = h.admit(T(24))
+    h.prepare()
+    h.abandon()
 
 
 def faulty_harness(*faults: Fault) -> Harness:
-    h = Harness(max_batch=2, max_tokens=64, page=16, ops=FaultInjector(NumpyDeviceOps(), FaultPlan(*faults)))
-    h.request = None
-    return h
+    return Harness(max_batch=2, max_tokens=64, page=16, ops=FaultInjector(NumpyDeviceOps(), FaultPlan(*faults)))
 
 
 def watch_releases(h: Harness) -> list[str]:
@@ -125,15 +88,15 @@ def nothing_is_lost(h: Harness, events: list[str]) -> None:
         elif event == "release":
             assert not pending, f"a lease was released while device work was pending: {events}"
     h.ops.plan = FaultPlan()
-    if h.request is not None and h.request.valid:
-        assert h.coordinator.abandon(h.request) is OK
+    if h.handle is not None and h.handle.valid:
+        assert h.coordinator.abandon(h.handle) is OK
     if h.coordinator.poisoned:
         assert manager.num_leases > 0
         assert h.coordinator.shutdown() is OK
         h.coordinator.recover()
     assert manager.num_leases == 0
     manager.check_invariants()
-    assert h.free + len(h.cached_pages()) == h.engine.num_pages
+    assert h.free + len(h.cached_pages()) == h.deployment.base.num_pages
     h.run(T(20), U(31), decode=2)
     h.run(T(40))
 
@@ -142,10 +105,10 @@ def test_the_script_reaches_every_declared_point() -> None:
     """The points seen while everything works are the ones that the lifecycle declares for a vanilla deployment."""
     h = faulty_harness()
     scripted_run(h)
-    h.request, _ = h.admit(T(30))
-    h.prefill(h.request)
-    assert h.coordinator.prepare_decode_step(h.request) is OK
-    h.request.close()
+    h.handle, _ = h.admit(T(30))
+    h.prefill()
+    assert h.coordinator.prepare_decode_step(h.handle) is OK
+    h.handle.close()
     # Draining points of `finish` and `abandon` exist in every pending state; a vanilla request has no settled draft.
     assert set(h.ops.counts) - {"outside.synchronize"} >= set(POINTS) - {"shutdown.synchronize"}
     assert set(h.ops.counts) <= set(POINTS) | {"outside.synchronize"}
@@ -165,17 +128,17 @@ def test_each_point_fails(point: str, mode: FaultMode, error: type[BaseException
     except DeviceError as failure:
         heard = failure
         assert type(failure.__cause__) is InjectedFaultError  # noqa: PT017 - several outcomes are right here
-        assert h.request.phase is Phase.FINISHING
-        assert h.request.inspect().device_work_pending
+        assert h.handle.phase is Phase.FINISHING
+        assert h.handle.inspect().device_work_pending
         with pytest.raises(ContractError):
-            h.coordinator.prepare_decode_step(h.request)
+            h.coordinator.prepare_decode_step(h.handle)
     except KeyboardInterrupt as interrupt:
         assert error is KeyboardInterrupt
         heard = interrupt
-    except Ended:
+    except RequestEnded:
         heard = "status"
         assert h.coordinator.poisoned
-        assert not h.request.valid
+        assert not h.handle.valid
     if h.ops.fired:
         assert heard is not None, "a device failure reached nobody"
     else:
@@ -188,11 +151,11 @@ def test_a_failing_shutdown_keeps_the_quarantine(mode: FaultMode) -> None:
     """Each failing shutdown returns POISONED and counts a failed drain, not another quarantine."""
     h = faulty_harness(Fault("abandon.synchronize", FaultMode.ERROR_CODE), Fault("shutdown.synchronize", mode))
     events = watch_releases(h)
-    h.request, _ = h.admit(T(20))
-    h.coordinator.prepare_prefill(h.request)
-    assert h.coordinator.abandon(h.request) is POISONED
+    h.handle, _ = h.admit(T(20))
+    h.coordinator.prepare_prefill(h.handle)
+    assert h.coordinator.abandon(h.handle) is POISONED
     assert h.coordinator.shutdown() is POISONED
-    assert h.request.phase is Phase.POISONED
+    assert h.handle.phase is Phase.POISONED
     metrics = h.metrics
     assert (metrics.failed_drains, metrics.quarantines) == (2, 1)
     assert "release" not in events
@@ -204,13 +167,13 @@ def test_a_failing_shutdown_keeps_the_quarantine(mode: FaultMode) -> None:
 def test_an_interrupted_drain_is_a_failed_drain() -> None:
     """An interrupt inside the drain quarantines, and then reaches the caller."""
     h = faulty_harness(Fault("finish.synchronize", exception=KeyboardInterrupt))
-    h.request, _ = h.admit(T(20))
-    h.coordinator.prepare_prefill(h.request)
+    h.handle, _ = h.admit(T(20))
+    h.coordinator.prepare_prefill(h.handle)
     with pytest.raises(KeyboardInterrupt):
-        h.coordinator.finish(h.request)
+        h.coordinator.finish(h.handle)
     assert h.coordinator.poisoned
     assert isinstance(h.coordinator.poison_cause, KeyboardInterrupt)
-    assert h.request.phase is Phase.POISONED
+    assert h.handle.phase is Phase.POISONED
     nothing_is_lost(h, [])
 
 
@@ -223,7 +186,7 @@ def test_an_interrupted_drain_of_a_dropped_handle_stays_inside(caplog: pytest.Lo
         del request
     assert h.coordinator.poisoned
     assert "quarantined" in caplog.text
-    assert h.begin(T(5)).status is POISONED
+    assert h.attempt(T(5)).status is POISONED
 
 
 @pytest.mark.parametrize("error", [InjectedFaultError, KeyboardInterrupt], ids=["error", "interrupt"])
@@ -253,7 +216,9 @@ def test_rows_are_uploaded_anew_after_a_drain_that_lost_them() -> None:
     h.sync.outcomes = [700]
     assert request.close() is POISONED
     ops._queue.clear()
-    h.table.device_ops.to_device(h.table.kernel_view, np.full((2, 2, 4), -1, np.int32))
+    h.resources.base_page_table.device_ops.to_device(
+        h.resources.base_page_table.kernel_view, np.full((2, 2, 4), -1, np.int32)
+    )
     assert h.coordinator.shutdown() is OK
     h.coordinator.recover()
     request, _ = h.admit(T(20), U(31))
@@ -268,17 +233,18 @@ def test_a_bug_while_host_state_moves_is_reported_and_contained() -> None:
     """A host-side exception is an InvariantError; the request can only be ended, and ending it drains."""
     h = faulty_harness()
     events = watch_releases(h)
-    h.request, _ = h.admit(T(20))
-    h.coordinator.prepare_prefill(h.request)
+    h.handle, _ = h.admit(T(20))
+    h.prepare()
+    h.compute_prompts()
     publish = h.coordinator.manager.publish
     h.coordinator.manager.publish = None  # type: ignore[assignment,method-assign]
     with pytest.raises(InvariantError, match="report"):
-        finalize(h)
+        h.finalize()
     h.coordinator.manager.publish = publish  # type: ignore[method-assign]
-    assert h.request.inspect().state is State.FINISHING_IN_FLIGHT
+    assert h.handle.inspect().state is State.FINISHING_IN_FLIGHT
     assert h.records == 0
     calls = h.sync.calls
-    assert h.coordinator.finish(h.request) is OK
+    assert h.coordinator.finish(h.handle) is OK
     assert h.sync.calls == calls + 1
     nothing_is_lost(h, events)
 
@@ -293,7 +259,7 @@ def test_calls_from_inside_a_hook_are_refused(operation: str) -> None:
             "metrics": h.coordinator.metrics,
             "abandon": lambda: h.coordinator.abandon(request),
             "shutdown": h.coordinator.shutdown,
-            "begin": lambda: h.begin(T(3)),
+            "begin": lambda: h.attempt(T(3)),
         }
         with pytest.raises(ContractError, match="from inside") as refused:
             calls[operation]()

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import numpy as np
 import pytest
-from support.harness import OK, Harness, Script, T, U, V
-from support.hybrid_harness import HybridHarness, PureRecurrentHarness
+from support.harness import OK, Harness, HybridHarness, PureRecurrentHarness, T, U, V
 
 from ctxcache import (
     BlockKeyExtras,
     ContextCacheBatchAdmission,
     ContextCacheCommitPolicy,
-    ContextCacheConfig,
-    ContextCacheCoordinator,
     ContextCacheCoordinatorStatus,
     ContextCacheLookupPolicy,
     ContextCacheSequenceAdmission,
-    DeploymentConfig,
-    DeploymentError,
-    DeviceError,
+    LayerType,
     MissReason,
     NumpyDeviceOps,
-    ReusePlanKind,
+    RequestHandle,
     hash_opaque_identity,
-    partial_kv_bytes_per_slot,
-    recurrent_bytes_per_slot,
 )
-from ctxcache.testing import Fault, FaultInjector, FaultMode, FaultPlan
+from ctxcache.testing import FaultInjector
 
-POISONED = ContextCacheCoordinatorStatus.POISONED
 KINDS = pytest.mark.parametrize("harness", [HybridHarness, PureRecurrentHarness], ids=["hybrid", "recurrent"])
+
+
+def published(request: RequestHandle) -> list[int]:
+    """Exact lengths that the sequences have published."""
+    return [sequence.published_exact_length for sequence in request.inspect().sequences]
 
 
 @KINDS
@@ -43,7 +38,7 @@ def test_h17_the_checkpoint_is_picked_by_exact_length(harness: type[HybridHarnes
     assert [h.begin_only(T(n)) for n in (130, 131, 180, 200, 201)] == [[0], [130], [130], [130], [200]]
     for n in (131, 201):
         request, _ = h.admit(T(n))
-        h.prefill(request)  # checks the restored state and pages
+        h.prefill()  # checks the restored state and pages
         h.coordinator.abandon(request)
 
 
@@ -52,115 +47,12 @@ def test_h18_a_cold_sequence_beside_a_hit_starts_from_zero(harness: type[HybridH
     """Slots are restored or zeroed in every layer, state and convolution state, whatever the last request left."""
     h = harness(max_batch=2, snapshots=4)
     h.run(T(130))
-    h.fill_state(0x5A)
+    h.spoil_states()
     request, starts = h.admit(T(131), U(50))
     assert starts == [130, 0]
     h.coordinator.prepare_prefill(request)
-    h.check_state(0, 130)
-    h.check_state(1, 0)
+    h.check()
     h.coordinator.finish(request)
-
-
-@KINDS
-def test_h19_a_pinned_snapshot_is_no_victim(harness: type[HybridHarness]) -> None:
-    """The capture takes the slot of the unpinned record; the pinned one stays, its bytes intact."""
-    h = harness(snapshots=2, num_pages=0)
-    h.run(T(130))
-    h.run(U(130))
-    assert h.run(T(131)) == [130]
-    assert h.begin_only(U(131)) == [0]
-    assert h.begin_only(T(132)) == [131]
-    request, starts = h.admit(T(131))
-    assert starts == [130]
-    h.prefill(request)
-    h.coordinator.finish(request)
-    assert h.metrics.hybrid_snapshot_pressure_skips == 0
-
-
-@KINDS
-def test_h19_no_slot_means_a_skip_not_a_failure(harness: type[HybridHarness]) -> None:
-    """With the only slot pinned the checkpoint is skipped, the request ends well, and the old one still serves."""
-    h = harness(snapshots=1)
-    h.run(T(130))
-    assert h.run(T(131)) == [130]
-    assert h.metrics.hybrid_snapshot_pressure_skips == 1
-    assert h.begin_only(T(131)) == [130]
-    assert h.free_slots()[0] == 0
-    h.coordinator.clear()
-    assert h.free_slots()[0] == 1
-
-
-@KINDS
-def test_h20_a_slot_reused_between_attempts_never_serves_the_old_binding(harness: type[HybridHarness]) -> None:
-    """After a request that was dropped before its restore, and eviction of its checkpoint, the next one starts cold."""
-    h = harness(snapshots=2)
-    h.run(T(130))
-    request, starts = h.admit(T(131))
-    assert starts == [130]
-    request.close()
-    h.run(U(130))
-    h.run(V(130))
-    h.fill_state(0x77)
-    assert h.run(T(131)) == [0]
-
-
-@KINDS
-@pytest.mark.parametrize("mode", list(FaultMode), ids=lambda mode: mode.value)
-def test_h20_a_failed_restore_harms_no_record(harness: type[HybridHarness], mode: FaultMode) -> None:
-    """The request drains, every slot is back, and a retry restores the exact bytes."""
-    h = harness(snapshots=2, ops=FaultInjector(NumpyDeviceOps()))
-    h.run(T(130))
-    h.ops.plan = FaultPlan(Fault("prepare_prefill.restore", mode))
-    request, _ = h.admit(T(131))
-    if mode in (FaultMode.RAISE_BEFORE, FaultMode.RAISE_AFTER):
-        with pytest.raises(DeviceError):
-            h.coordinator.prepare_prefill(request)
-        assert h.coordinator.finish(request) is OK
-    else:
-        assert h.coordinator.prepare_prefill(request) is OK
-        assert h.coordinator.finish(request) is POISONED
-        assert h.coordinator.shutdown() is OK
-        h.coordinator.recover()
-    assert h.ops.fired
-    h.coordinator.manager.check_invariants()
-    assert h.coordinator.manager.num_leases == 0
-    h.fill_state(0x11)
-    assert h.run(T(131)) == [130]
-
-
-@KINDS
-@pytest.mark.parametrize(
-    "point", ["enqueue_prefill_captures.capture", "complete_decode_step.capture", "complete_decode_step.synchronize"]
-)
-@pytest.mark.parametrize("mode", list(FaultMode), ids=lambda mode: mode.value)
-def test_a_failed_capture_publishes_nothing_and_loses_no_slot(
-    harness: type[HybridHarness], point: str, mode: FaultMode
-) -> None:
-    """Whatever fails around a capture: no record of it, no slot lost, the old checkpoint still right."""
-    h = harness(snapshots=3, ops=FaultInjector(NumpyDeviceOps()))
-    h.run(T(130))
-    h.ops.plan = FaultPlan(Fault(point, mode))
-    request, _ = h.admit(T(200))
-    with suppress(DeviceError, AssertionError):  # a poisoned step fails the harness's own check of its status
-        h.prefill(request)
-        h.decode(request)
-        h.decode(request, completed=[0])
-        pytest.fail("the fault reached nobody")
-    assert h.ops.fired
-    if request.valid:
-        h.coordinator.finish(request)
-    if h.coordinator.poisoned:
-        assert h.coordinator.shutdown() is OK
-        h.coordinator.recover()
-    h.coordinator.manager.check_invariants()
-    assert h.coordinator.manager.num_leases == 0
-    # A fault that shows at the decode step leaves the prompt's own checkpoint, which was proven before.
-    prompt_is_kept = "decode" in point or mode in (FaultMode.FAIL_SYNCHRONIZE, FaultMode.ERROR_CODE)
-    lengths = [record.exact_checkpoint_length for record in h.coordinator.manager.records]
-    assert sorted(lengths) == ([130, 200] if prompt_is_kept else [130])
-    assert h.free_slots()[0] == 3 - h.records
-    h.fill_state(0x22)
-    assert h.run(T(131)) == [130]
 
 
 @KINDS
@@ -168,33 +60,18 @@ def test_decode_end_checkpoints_synchronise_once_for_the_batch(harness: type[Hyb
     """One synchronisation for all completed sequences; none when nothing is captured; prefill captures add none."""
     h = harness(max_batch=3, snapshots=12)
     request, _ = h.admit(T(20), U(20), V(20))
-    h.prefill(request)
-    h.decode(request)
+    h.prefill()
+    h.decode()
     assert h.sync.calls == 0
-    h.decode(request, completed=[0, 2])
+    h.decode(completed=[0, 2])
     assert h.sync.calls == 1
     assert h.metrics.hybrid_capture_synchronizations == 1
-    assert h.request_lengths(request) == [22, 20, 22]
-    h.decode(request, completed=[])
+    assert published(request) == [22, 20, 22]
+    h.decode(completed=[])
     assert h.sync.calls == 1
     h.coordinator.finish(request)
     assert h.begin_only([*T(20), 7, 7, 7]) == [22]
     assert h.begin_only([*U(20), 7, 7, 7]) == [20]
-
-
-@KINDS
-def test_pressure_at_the_end_of_sequences_skips_what_has_no_slot(harness: type[HybridHarness]) -> None:
-    """Two sequences end and one slot is left: one checkpoint is captured with one wait, the other skip is counted."""
-    h = harness(max_batch=2, snapshots=1)
-    request, _ = h.admit(T(20), U(20))
-    h.prefill(request)
-    assert h.metrics.hybrid_snapshot_pressure_skips == 1
-    assert h.request_lengths(request) == [20, 0]
-    h.decode(request, completed=[0, 1])
-    assert h.sync.calls == 1
-    assert h.metrics.hybrid_snapshot_pressure_skips == 2
-    assert h.request_lengths(request) == [21, 0]
-    h.coordinator.finish(request)
 
 
 @KINDS
@@ -207,8 +84,8 @@ def test_no_synchronisation_when_nothing_is_captured(harness: type[HybridHarness
     h.coordinator.prepare_prefill(request)
     h.coordinator.finish(request)
     request, _ = h.admit(T(21), lookup_policy=ContextCacheLookupPolicy.BYPASS)
-    h.prefill(request)
-    h.decode(request, completed=[0])
+    h.prefill()
+    h.decode(completed=[0])
     assert h.metrics.hybrid_capture_synchronizations == 0
     assert h.records == 1
     h.coordinator.finish(request)
@@ -220,7 +97,7 @@ def test_policies(harness: type[HybridHarness]) -> None:
     h = harness(snapshots=4)
     h.run(T(20), decode=3, commit_policy=ContextCacheCommitPolicy.PREFILL_STATE_ONLY)
     assert [record.exact_checkpoint_length for record in h.coordinator.manager.records] == [20]
-    h.fill_state(0x33)
+    h.spoil_states()
     assert h.run(T(25), lookup_policy=ContextCacheLookupPolicy.BYPASS) == [0]
     assert h.records == 1
     assert h.run(T(25)) == [20]
@@ -232,11 +109,11 @@ def test_compaction_moves_state_with_its_sequence(harness: type[HybridHarness]) 
     """After a compaction every survivor's state, pages and later checkpoint are its own."""
     h = harness(max_batch=4, snapshots=12)
     request, _ = h.admit(T(20), U(130), V(40), T(60))
-    h.prefill(request)
-    h.decode(request)
-    assert h.compact(request, [-1, 0, -1, 1]) is OK
-    h.decode(request)
-    h.decode(request, completed=[0, 1])
+    h.prefill()
+    h.decode()
+    h.keep(1, 3)
+    h.decode()
+    h.decode(completed=[0, 1])
     h.coordinator.finish(request)
     assert h.run([*U(130), 7, 7, 7, 7, 7]) == [133]
     assert h.run([*T(60), 7, 7, 7, 7, 7]) == [63]
@@ -249,17 +126,18 @@ def test_restoring_touches_only_the_valid_tokens_of_the_partial_page() -> None:
     request, starts = h.admit(T(140))
     assert starts == [130]
     private = int(request.inspect().sequences[0].lease.base_pages[1])
-    for layer in h.attention_layers:
+    layers = [index for index, layer in enumerate(h.deployment.base.layers) if layer is LayerType.ATTENTION]
+    for layer in layers:
         h.words(layer)[:, private] = 0xA5A5A5A5A5A5A5A5
     shared = int(request.inspect().sequences[0].lease.base_pages[0])
-    before = [h.words(layer)[:, shared].copy() for layer in h.attention_layers]
+    before = [h.words(layer)[:, shared].copy() for layer in layers]
     h.coordinator.prepare_prefill(request)
-    for layer, words in zip(h.attention_layers, before, strict=True):
+    for layer, words in zip(layers, before, strict=True):
         found = h.words(layer)
         assert (found[:, private, 2:] == 0xA5A5A5A5A5A5A5A5).all()
         assert (found[:, private, :2] != 0xA5A5A5A5A5A5A5A5).all()
         np.testing.assert_array_equal(found[:, shared], words)
-    h.check(0, 130)
+    h.check()
     h.coordinator.finish(request)
 
 
@@ -296,32 +174,14 @@ def test_explain_says_why_a_hybrid_misses(harness: type[HybridHarness]) -> None:
     )
 
 
-def test_a_budget_below_one_slot_is_refused_with_its_price() -> None:
-    """The error says how many bytes one slot needs, for each pool."""
-    h = HybridHarness(snapshots=1)
-    recurrent, partial = recurrent_bytes_per_slot(h.engine), partial_kv_bytes_per_slot(h.engine)
-    assert h.coordinator.shutdown() is OK
-    for budgets, price in (
-        ((recurrent - 1, partial), recurrent),
-        ((recurrent, partial - 1), partial),
-        ((0, 0), recurrent),
-    ):
-        config = ContextCacheConfig(recurrent_snapshot_pool_bytes=budgets[0], partial_kv_snapshot_pool_bytes=budgets[1])
-        with pytest.raises(DeploymentError, match=str(price)):
-            ContextCacheCoordinator(config, DeploymentConfig(h.engine), h.kind, h.resources, None, device_ops=h.ops)
-    pure = PureRecurrentHarness(snapshots=1, partial_snapshots=0)
-    assert pure.run(T(20)) == [0]
-    assert pure.run(T(21)) == [20]
-
-
 def test_pure_recurrent_needs_no_page_and_no_table() -> None:
     """The base page pool has capacity 0, and sequences are bounded by the row length alone."""
     h = PureRecurrentHarness(snapshots=2, max_tokens=64, page=16)
     assert h.metrics.base_kv_pages.capacity == 0
     request, _ = h.admit(T(60))
-    h.prefill(request)
+    h.prefill()
     for _ in range(4):
-        h.decode(request)
+        h.decode()
     assert h.coordinator.prepare_decode_step(request) is ContextCacheCoordinatorStatus.REQUEST_FAILED
     h.coordinator.finish(request)
     assert h.begin_only(T(63)) == [60]
@@ -331,10 +191,9 @@ def test_pure_recurrent_needs_no_page_and_no_table() -> None:
 def test_sessions_capture_when_told_that_the_prefill_is_enqueued(harness: type[HybridHarness]) -> None:
     """`prefill_enqueued` gives the prompts their checkpoints."""
     h = harness(snapshots=4)
-    h.tokens = [T(20)]
     with h.coordinator.session([T(20)]) as s:
-        h.before_prefill(0, 0)
-        h.write(0, 0, 20)
+        h.follow(s.handle, [T(20)])
+        h.compute_prompts()
         s.prefill_enqueued()
         s.prefilled([7])
     assert h.run(T(25)) == [20]
@@ -364,37 +223,3 @@ def test_a_vanilla_coordinator_takes_the_capture_call_and_does_nothing() -> None
     assert h.coordinator.enqueue_prefill_captures(request) is OK
     assert h.ops.log == []
     h.coordinator.finish(request)
-
-
-def test_capturing_twice_captures_once() -> None:
-    """A second capture call in the same prefill finds everything staged."""
-    h = HybridHarness(snapshots=4, ops=FaultInjector(NumpyDeviceOps()))
-    request, _ = h.admit(T(20))
-    h.coordinator.prepare_prefill(request)
-    h.coordinator.enqueue_prefill_captures(request)
-    staged = request.inspect().sequences[0].staged_hybrid_publication
-    assert staged.checkpoint.exact_length == 20
-    h.ops.log.clear()
-    assert h.coordinator.enqueue_prefill_captures(request) is OK
-    assert h.ops.log == []
-    assert h.coordinator.finish(request) is OK
-    assert h.records == 0
-    assert h.free_slots() == (4, 4)
-
-
-def test_a_failed_drain_keeps_snapshots_quarantined() -> None:
-    """Reserved and restored slots stay held with the pages until the device is proven idle."""
-    h = HybridHarness(snapshots=2, synchronizer=Script([]))
-    h.run(T(130))
-    request, _ = h.admit(T(140))
-    h.coordinator.prepare_prefill(request)
-    h.coordinator.enqueue_prefill_captures(request)
-    assert h.free_slots()[0] == 0
-    h.sync.outcomes = [1]
-    assert request.close() is POISONED
-    assert h.free_slots()[0] == 0
-    assert h.coordinator.shutdown() is OK
-    assert h.free_slots()[0] == 1
-    assert h.metrics.current_records == 1
-    plan = h.coordinator.explain(ContextCacheBatchAdmission([ContextCacheSequenceAdmission(T(131))]))[0]
-    assert plan.plan_kind is ReusePlanKind.STANDARD

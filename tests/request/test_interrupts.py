@@ -99,7 +99,7 @@ def test_a_failed_drain_quarantines_though_it_was_interrupted(
     runtime.begin([LONG, SHORT])
     runtime.prepare()
     runtime.compute_prompts()
-    runtime.outcomes = [700]
+    runtime.sync.outcomes = [700]
     step, calls = getattr(place, name), []
 
     def interrupted(*arguments: Any) -> Any:
@@ -259,6 +259,7 @@ def state_of(runtime: FakeRuntime) -> State | None:
     return None if runtime.handle is None else runtime.handle.inspect().state
 
 
+@pytest.mark.sampled(keep=1 / 2)
 @pytest.mark.parametrize(
     ("kind", "operation"),
     [(Kind.VANILLA, operation) for operation in LIFE if operation not in OF_OTHER_KINDS]

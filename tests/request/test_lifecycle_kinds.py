@@ -7,9 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.harness import OK, Harness, T, U
-from support.hybrid_harness import HybridHarness, PureRecurrentHarness
-from support.spec_harness import EagleHarness, MtpHarness, SharedKvHarness
+from support.harness import (
+    OK,
+    EagleHarness,
+    Harness,
+    HybridHarness,
+    MtpHarness,
+    PureRecurrentHarness,
+    SharedKvHarness,
+    T,
+    U,
+)
 
 from ctxcache import (
     ContextCacheDeploymentKind,
@@ -63,7 +71,7 @@ def operations(h: Harness, request: RequestHandle) -> dict[str, Callable[[], Any
     common = [[20, 20], [21, 21]] if h.kind is ContextCacheDeploymentKind.EAGLE else [None, None]
     prompt = [ContextCacheSequenceAdvance([7], 20)] * 2
     step = [ContextCacheSequenceAdvance([7], 21)] * 2
-    hidden = getattr(h, "hidden", np.zeros((2, 3, 4), np.float16))
+    hidden = np.zeros((2, 3, 4), np.float16) if h.hidden is None else h.hidden
     return {
         "prepare_prefill": lambda: c.prepare_prefill(request),
         "enqueue_prefill_captures": lambda: c.enqueue_prefill_captures(request),
@@ -104,7 +112,7 @@ def bring(h: Harness, state: State) -> RequestHandle:
     if state is State.COMPACTING:
         assert run["begin_batch_compaction"]() is OK
     if state is State.FINISHING_SETTLED:
-        assert h.compact(request, [-1, -1]) is OK
+        h.keep()
     assert request.inspect().state is state
     return request
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.device import in_another_thread
-from support.harness import OK, Harness, Script, T
+from support.harness import OK, Script, T, small
 
 from ctxcache import (
     ContextCacheBatchAdmission,
@@ -29,10 +29,6 @@ from ctxcache.device.streams import PER_THREAD_DEFAULT_STREAM
 from ctxcache.fsm import State
 from ctxcache.request.owner import end_of_life
 from ctxcache.testing import Fault, FaultInjector, FaultPlan
-
-
-def small(**options: Any) -> Harness:
-    return Harness(**{"page": 16, "max_tokens": 64, **options})
 
 
 def interrupt_next_call(target: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +47,7 @@ def test_a_publication_that_fails_behind_the_last_drain_loses_no_page(error: Bas
     """The request is released by then: the error reaches the caller, the pages the pool, and nothing is drained again."""
     h = small()
     request, _ = h.admit(T(20))
-    h.prefill(request)
+    h.prefill()
 
     def publish_frozen(*_arguments: object) -> None:
         raise error
@@ -92,7 +88,7 @@ def test_a_release_that_was_interrupted_is_gone_through_with(way: str, monkeypat
     """Nothing is pending: the pages are back when the interrupt reaches the caller."""
     h = small()
     request, _ = h.admit(T(20))
-    h.prefill(request)
+    h.prefill()
     interrupt_next_call(h.coordinator.manager, "release", monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         getattr(h.coordinator, way)(request)
@@ -126,7 +122,7 @@ def test_a_transition_that_is_refused_costs_the_request_nothing() -> None:
     with pytest.raises(ContractError):
         custody.fire(custody.active, "compact")
     assert not custody.active.discards_unpublished
-    h.prefill(request)
+    h.prefill()
     assert h.coordinator.finish(request) is OK
     assert h.records == 1
 
@@ -149,7 +145,7 @@ def test_an_interrupt_at_the_end_of_a_dropped_coordinator_does_not_escape(caplog
     h = small(synchronizer=Script([KeyboardInterrupt(), KeyboardInterrupt()]))
     request, _ = h.admit(T(20))
     h.coordinator.prepare_prefill(request)
-    cache = weakref.ref(h.cache)
+    cache = weakref.ref(h.resources.base_cache)
     with caplog.at_level(logging.ERROR):
         end_of_life(h.coordinator._custody, h.resources)
     assert "could not be shut down cleanly" in caplog.text
@@ -177,7 +173,7 @@ def test_the_per_thread_default_stream_is_used_in_its_own_thread_alone() -> None
     h = small(stream=PER_THREAD_DEFAULT_STREAM)
     request, _ = h.admit(T(20))
     for operation in (
-        lambda: h.begin(T(8)),
+        lambda: h.attempt(T(8)),
         lambda: h.coordinator.prepare_prefill(request),
         lambda: h.coordinator.finish(request),
         lambda: h.coordinator.abandon(request),
@@ -186,7 +182,7 @@ def test_the_per_thread_default_stream_is_used_in_its_own_thread_alone() -> None
         with pytest.raises(ContractError, match="in a thread other than the one that built this coordinator"):
             in_another_thread(operation)
     assert (request.inspect().state, h.sync.calls) == (State.ADMITTED, 0)
-    h.prefill(request)
+    h.prefill()
     assert h.coordinator.finish(request) is OK
     assert h.coordinator.idle
 

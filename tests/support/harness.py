@@ -1,50 +1,33 @@
-"""A runtime without a model: it drives a coordinator and fills KV pages with bytes that tell where they belong.
-
-The bytes at a position derive from all tokens up to it (and a seed for the identity), so a page that is stale, foreign,
-early or misplaced is a mismatch that names slot and position. Everything goes through the page table's device view, as
-an attention kernel would.
-"""
+"""The library's own runtime on eager ops, in the short words of the tests; a test owns the handle of its request."""
 
 from __future__ import annotations
 
-import hashlib
-import re
+import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ctxcache import (
-    AttentionLayerConfig,
     ContextCacheBatchAdmission,
-    ContextCacheConfig,
-    ContextCacheCoordinator,
     ContextCacheCoordinatorStatus,
     ContextCacheDeploymentKind,
-    ContextCachePhysicalResources,
     ContextCacheSequenceAdmission,
-    ContextCacheSequenceAdvance,
-    DeploymentConfig,
-    EngineConfig,
-    HybridCacheManager,
     KVPageTable,
-    LayerType,
     NumpyDeviceOps,
     RequestHandle,
     ResourceType,
 )
+from ctxcache.testing.deferred import Use
+from ctxcache.testing.oracle import Transcript
+from ctxcache.testing.runtime.deployments import HASH_KEY, Sizes
+from ctxcache.testing.runtime.steps import RequestEnded, Runtime
+from ctxcache.testing.runtime.synchronizer import ScriptedSynchronizer as Script
+
+__all__ = ["HASH_KEY", "OK", "Harness", "RequestEnded", "Script", "T", "U", "V", "small"]
 
 OK = ContextCacheCoordinatorStatus.OK
-HASH_KEY = bytes(range(16))
-NUM_LAYERS = 2
-PAGE = 128
-"""Tokens a page, as in the scenarios."""
-
-
-def shown(value: object) -> str:
-    """What a test is called by a value: its repr without addresses, which differ from process to process."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def T(n: int) -> list[int]:  # noqa: N802 - the scenarios' own name
@@ -62,288 +45,202 @@ def V(n: int) -> list[int]:  # noqa: N802
     return [200_000 + i for i in range(n)]
 
 
-def expected_bytes(tokens: Sequence[int], length: int, identity: int = 0) -> np.ndarray:
-    """The 8 bytes of every position below `length`, `uint64[length]`."""
-    digest = hashlib.blake2b(identity.to_bytes(8, "little"), digest_size=8)
-    out = np.empty(length, np.uint64)
-    for position, token in enumerate(tokens[:length]):
-        digest.update(int(token).to_bytes(4, "little", signed=True))
-        out[position] = int.from_bytes(digest.digest(), "little")
-    return out
+class Harness(Runtime):
+    """A runtime whose every wrong byte fails the test at once, and whose model always says 7.
 
-
-@dataclass
-class Script:
-    """A synchroniser that does as it is told: outcomes in order, then success; counts its calls."""
-
-    outcomes: list[Any] = field(default_factory=list)
-    calls: int = 0
-    log: list[str] = field(default_factory=list)
-
-    def __call__(self, stream: Any) -> int | None:
-        del stream
-        self.calls += 1
-        outcome = self.outcomes.pop(0) if self.outcomes else None
-        self.log.append("sync" if not outcome else "sync failed")
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
-
-
-class Harness:
-    """A vanilla deployment on the host, and the steps of a runtime."""
+    Pages of 128 tokens and at most 512 tokens a sequence, as in the scenarios, where no other sizes are given.
+    """
 
     kind = ContextCacheDeploymentKind.VANILLA
-
-    def make_engine(self, **sizes: int) -> EngineConfig:
-        """The engine of the deployment."""
-        return EngineConfig(
-            layers=(LayerType.ATTENTION,) * NUM_LAYERS,
-            attention=(AttentionLayerConfig(num_kv_heads=1, head_dim=4),) * NUM_LAYERS,
-            **sizes,
-        )
-
-    def make_config(self, **options: Any) -> ContextCacheConfig:
-        """The cache's configuration."""
-        return ContextCacheConfig(**options)
-
-    def make_deployment(self) -> DeploymentConfig:
-        """The deployment over the harness's engine."""
-        return DeploymentConfig(self.engine)
-
-    def make_resources(self, inner: Any) -> ContextCachePhysicalResources:
-        """Caches and page tables; `inner` are the ops that allocate."""
-        del inner
-        return ContextCachePhysicalResources(self.cache, self.table)
+    layer_groups = 1
 
     def __init__(
-        self,
-        *,
-        max_batch: int = 1,
-        max_tokens: int = 512,
-        num_pages: int = 0,
-        page: int = PAGE,
-        max_records: int = 1024,
-        enabled: bool = True,
-        synchronizer: Any = None,
-        ops: Any = None,
-        stream: Any = None,
+        self, *, ops: Any = None, stream: Any = None, synchronizer: Any = None, enabled: bool = True, **sizes: Any
     ) -> None:
-        self.engine = self.make_engine(
-            max_batch_size=max_batch, max_sequence_length=max_tokens, num_pages=num_pages, tokens_per_page=page
-        )
-        self.page = page
-        self.stream = stream
-        self.ops = NumpyDeviceOps() if ops is None else ops
-        inner = getattr(self.ops, "inner", self.ops)
-        self.cache = HybridCacheManager(self.engine, stream, device_ops=inner)
-        self.table = (
-            KVPageTable(max_batch, self.engine.pages_per_sequence, self.engine.num_pages, device_ops=inner)
-            if self.engine.num_attention_layers
-            else None
-        )
-        self.sync = Script() if synchronizer is None else synchronizer
-        self.resources = self.make_resources(inner)
-        self.config = self.make_config(enabled=enabled, max_records=max_records, hash_key=HASH_KEY)
-        self.coordinator = self.build()
-        self.mapping = inner.allocate((max_batch,), "int32")
-        self.tokens: list[list[int]] = []
-        self.identity = 0
-
-    def build(self) -> ContextCacheCoordinator:
-        """Build a coordinator over the harness's resources."""
-        return ContextCacheCoordinator(
-            self.config,
-            self.make_deployment(),
+        usual = {"tokens_per_page": sizes.pop("page", 128), "max_tokens": 512, "max_batch": 1, "snapshots": 2}
+        super().__init__(
             self.kind,
-            self.resources,
-            self.stream,
-            self.sync,
-            device_ops=self.ops,
+            Sizes(layer_groups=self.layer_groups, **{**usual, **sizes}),
+            NumpyDeviceOps() if ops is None else ops,  # the GPU's where the tests run on one
+            stream=stream,
+            synchronizer=synchronizer,
+            enabled=enabled,
         )
+        self.identity = 0
+        self.endpoints: Sequence[int] = ()
 
-    # What a runtime does
+    def sample(self, transcript: Transcript) -> int:
+        """Always the same."""
+        return 7
 
-    def begin(self, *sequences: Sequence[int], **options: Any) -> Any:
-        """Admit sequences; returns the whole result."""
-        extras = options.pop("extras", None)
-        media = options.pop("media", None)
-        headroom = options.pop("headroom", None)
-        admissions = [
-            ContextCacheSequenceAdmission(
-                tokens,
-                **({"key_extras": extras} if extras is not None else {}),
-                per_position_media_hash=media,
-            )
-            for tokens in sequences
+    def enqueue(self, work: Any, uses: Sequence[Use]) -> None:
+        """Work at once, and fail where that finds something wrong."""
+        super().enqueue(work, uses)
+        assert self.violations == [], self.violations
+
+    @property
+    def request(self) -> RequestHandle:
+        """The present request's handle, as long as the test keeps it."""
+        return self._request()
+
+    def follow(self, handle: RequestHandle, *arguments: Any, **options: Any) -> None:
+        """Run an admitted request without keeping it alive."""
+        super().follow(handle, *arguments, **options)
+        self.handle, self._request = None, weakref.ref(handle)
+
+    def attempt(
+        self, *prompts: Any, extras: Any = None, media: Any = None, headroom: Any = None, **options: Any
+    ) -> Any:
+        """Admit sequences in the deployment's own mode unless another is named; returns the whole result."""
+        given = {} if extras is None else {"key_extras": extras}
+        sequences = [
+            ContextCacheSequenceAdmission(prompt, per_position_media_hash=media, **given) for prompt in prompts
         ]
-        result = self.coordinator.begin_request(
-            ContextCacheBatchAdmission(admissions, **options), self.stream, headroom=headroom
+        options = {"execution_mode": self.native_mode, **options}
+        return self.try_begin(
+            ContextCacheBatchAdmission(sequences, **options), headroom, [self.identity] * len(prompts)
         )
-        if result.status is OK:
-            self.tokens = [list(tokens) for tokens in sequences]
-        return result
 
-    def admit(self, *sequences: Sequence[int], **options: Any) -> tuple[RequestHandle, list[int]]:
+    def admit(self, *prompts: Sequence[int], **options: Any) -> tuple[RequestHandle, list[int]]:
         """Admit sequences that must fit; returns the handle and where prefill starts."""
-        result = self.begin(*sequences, **options)
+        result = self.attempt(*prompts, **options)
         assert result.status is OK, result.status
-        assert all(
-            start < len(tokens) for start, tokens in zip(result.admission.prefill_starts, sequences, strict=True)
-        )
-        return result.admission.request, result.admission.prefill_starts
+        starts = result.admission.prefill_starts
+        assert all(start < len(tokens) for start, tokens in zip(starts, prompts, strict=True))
+        return result.admission.request, starts
 
-    def prefill(self, request: RequestHandle, *, check: bool = True) -> None:
-        """Prepare, write the KV of everything not reused, check the KV of everything, and finalise."""
-        assert self.coordinator.prepare_prefill(request) is OK
-        starts = [sequence.reuse_token_length for sequence in request.inspect().sequences]
-        for slot, start in enumerate(starts):
-            self.before_prefill(slot, start)
-            self.write(slot, start, len(self.tokens[slot]))
-            if check:
-                self.check(slot, len(self.tokens[slot]))
-        assert self.coordinator.enqueue_prefill_captures(request) is OK
-        advances = [ContextCacheSequenceAdvance([7], len(tokens)) for tokens in self.tokens]
-        assert self.coordinator.finalize_prefill_publication(request, advances) is OK
-        for tokens in self.tokens:
-            tokens.append(7)
+    def prefill(self, endpoints: Iterable[int] = ()) -> None:
+        """A whole prefill; MTP endpoints are the harness's unless others are named."""
+        super().prefill(endpoints or self.endpoints)
 
-    def decode(self, request: RequestHandle, *, next_token: int = 7, completed: Iterable[int] = ()) -> None:
-        """One decode step: every sequence's lookahead is computed, and one more token sampled."""
-        assert self.coordinator.prepare_decode_step(request) is OK
-        advances = []
-        for slot, tokens in enumerate(self.tokens):
-            self.before_step(slot)
-            self.write(slot, len(tokens) - 1, len(tokens))
-            self.check(slot, len(tokens))
-            advances.append(ContextCacheSequenceAdvance([next_token], len(tokens)))
-        assert self.coordinator.complete_decode_step(request, advances, tuple(completed)) is OK
-        for tokens in self.tokens:
-            tokens.append(next_token)
+    def decode(self, completed: Iterable[int] = (), accepted: Sequence[int] = (2,), lags: Sequence[int] = ()) -> None:
+        """A whole step; in speculative modes two tokens are accepted unless others are named."""
+        super().decode(tuple(completed), accepted, lags)
 
-    def before_prefill(self, slot: int, start: int) -> None:
-        """Hook for models that keep more than KV."""
+    def keep(self, *slots: int) -> None:
+        """Both halves of a compaction that lets every other slot go."""
+        self.begin_compaction(slots)
+        self.compact()
 
-    def before_step(self, slot: int) -> None:
-        """The same before a decode step."""
-
-    def compact(self, request: RequestHandle, old_to_new: Sequence[int]) -> ContextCacheCoordinatorStatus:
-        """Both halves of a compaction."""
-        survivors = [slot for slot in old_to_new if slot >= 0]
-        assert self.coordinator.begin_batch_compaction(request, old_to_new, len(survivors), self.mapping) is OK
-        status = self.coordinator.compact_batch(request)
-        if status is OK:
-            self.tokens = [self.tokens[old] for old, new in enumerate(old_to_new) if new >= 0]
-        return status
-
-    def run(self, *sequences: Sequence[int], decode: int = 0, **options: Any) -> list[int]:
+    def run(self, *prompts: Sequence[int], decode: int = 0, **options: Any) -> list[int]:
         """A whole request: admit, prefill, some decode steps, finish. Returns where prefill started."""
-        request, starts = self.admit(*sequences, **options)
-        self.prefill(request)
+        _handle, starts = self.admit(*prompts, **options)
+        self.prefill()
         for step in range(decode):
-            self.decode(request, completed=range(len(sequences)) if step == decode - 1 else ())
-        assert self.coordinator.finish(request) is OK
+            self.decode(range(len(prompts)) if step == decode - 1 else ())
+        self.finish()
         return starts
 
-    # The pages, as a kernel sees them
+    def begin_only(self, *prompts: Sequence[int]) -> list[int]:
+        """Admit and finish at once; returns where prefill would have started."""
+        _handle, starts = self.admit(*prompts)
+        self.finish()
+        return starts
 
-    @property
-    def attention_layers(self) -> list[int]:
-        """Absolute indices of the attention layers."""
-        return list(range(NUM_LAYERS))
-
-    def pages_of(self, slot: int) -> list[int]:
-        """K-page ids of a slot's row in the device view."""
-        view = np.asarray(self.table.device_ops.to_host(self.table.kernel_view))
-        k, v = view[slot]
-        live = k >= 0
-        assert (v[live] == k[live] + self.engine.num_pages).all()
-        assert (v[~live] == -1).all()
-        return list(k[live].tolist())
-
-    def words(self, layer: int) -> np.ndarray:
-        """The pool of one layer as one word a token, `uint64[2, pages, page]`."""
-        pool = np.asarray(self.cache.kv_pool(layer))
-        return pool.view(np.uint64)[..., 0, 0]
-
-    def write(self, slot: int, start: int, stop: int) -> None:
-        """Write K and V of positions [start, stop) of a slot, in every layer."""
-        content = expected_bytes(self.tokens[slot], stop, self.identity)
-        pages = self.pages_of(slot)
-        for layer in self.attention_layers:
-            words = self.words(layer)
-            for position in range(start, stop):
-                page, offset = pages[position // self.page], position % self.page
-                words[0, page, offset] = content[position] + np.uint64(layer)
-                words[1, page, offset] = ~content[position]
-
-    def check(self, slot: int, stop: int) -> None:
-        """Check K and V of positions [0, stop) of a slot."""
-        content = expected_bytes(self.tokens[slot], stop, self.identity)
-        pages = np.array(self.pages_of(slot))
-        positions = np.arange(stop)
-        for layer in self.attention_layers:
-            words = self.words(layer)
-            found = words[:, pages[positions // self.page], positions % self.page]
-            for half, want in enumerate((content + np.uint64(layer), ~content)):
-                wrong = np.flatnonzero(found[half] != want)
-                assert wrong.size == 0, (
-                    f"slot {slot}, layer {layer}, {'KV'[half]}: wrong bytes first at position {wrong[0]} of {stop} "
-                    f"(page {pages[wrong[0] // self.page]})"
-                )
+    def check(self) -> None:
+        """Let the model look at all that is computed, and compute nothing."""
+        for slot, running in enumerate(self.running):
+            self._compute(slot, running, running.committed, "check")
 
     # What can be seen
-
-    @property
-    def free(self) -> int:
-        """Free base pages."""
-        return self.coordinator.manager.pool(ResourceType.BASE_KV_PAGE).free
-
-    @property
-    def records(self) -> int:
-        """Published endpoints."""
-        return len(self.coordinator.manager.records)
 
     @property
     def metrics(self) -> Any:
         """The coordinator's metrics."""
         return self.coordinator.metrics()
 
-    def cached_pages(self) -> set[int]:
-        """Pages of all records."""
-        return {int(page) for record in self.coordinator.manager.records for page in record.base_page_path}
+    @property
+    def records(self) -> int:
+        """Published endpoints."""
+        return len(self.coordinator.manager.records)
 
-    def observe(self, request: RequestHandle | None = None) -> Any:
+    def free_of(self, resource: ResourceType) -> int:
+        """What is free of one pool."""
+        return self.coordinator.manager.pool(resource).free
+
+    @property
+    def free(self) -> int:
+        """Free base pages."""
+        return self.free_of(ResourceType.BASE_KV_PAGE)
+
+    @property
+    def free_draft(self) -> int:
+        """Free draft pages."""
+        return self.free_of(ResourceType.DRAFT_KV_PAGE)
+
+    def free_slots(self) -> tuple[int, int]:
+        """Free recurrent and partial-KV snapshot slots."""
+        return self.free_of(ResourceType.RECURRENT_SNAPSHOT), self.free_of(ResourceType.PARTIAL_KV_SNAPSHOT)
+
+    def cached_pages(self, path: str = "base_page_path") -> set[int]:
+        """Pages of all records."""
+        return {int(page) for record in self.coordinator.manager.records for page in getattr(record, path)}
+
+    def words(self, layer: int) -> np.ndarray:
+        """The base's pool of one layer as one word a token, `uint64[2, pages, page]`."""
+        return np.asarray(self.resources.base_cache.kv_pool(layer)).view(np.uint64)[..., 0, 0]
+
+    def pages_of(self, slot: int, table: KVPageTable | None = None) -> list[int]:
+        """K-page ids of a slot's row in the device view of the base's table, or of another one."""
+        table = self.resources.base_page_table if table is None else table
+        keys, values = table.device_ops.to_host(table.kernel_view)[slot].tolist()
+        assert values == [-1 if page < 0 else page + table.num_pages for page in keys]
+        return [page for page in keys if page >= 0]
+
+    def observe(self, request: RequestHandle | None = None) -> list[Any]:
         """Everything observable, for "nothing has changed": pools, records, counters, the page table, the request."""
-        manager = self.coordinator.manager
-        metrics = self.metrics
-        view = None if self.table is None else np.asarray(self.ops.to_host(self.table.kernel_view)).tolist()
-        seen: list[Any] = [
+        manager, table = self.coordinator.manager, self.resources.base_page_table
+        seen = [
             self.free,
             [(record.serial, record.base_page_path.tolist()) for record in manager.records],
             manager.counters(),
-            {name: getattr(metrics, name) for name in metrics.__dataclass_fields__ if name != "planning_nanoseconds"},
-            view,
+            replace(self.metrics, planning_nanoseconds=0),
+            None if table is None else self.ops.to_host(table.kernel_view).tolist(),
             self.sync.calls,
             self.coordinator.poisoned,
         ]
         if request is not None:
             state = request.inspect()
-            seen += [
-                request.valid,
-                request.phase,
-                request.batch_size,
-                state.state,
-                state.device_work_pending,
-                state.pending_compaction_mapping,
-                [
-                    (
-                        s.token_ids.tolist(),
-                        s.committed_state_length,
-                        s.published_full_block_count,
-                        s.lease.base_pages.tolist(),
-                    )
-                    for s in state.sequences
-                ],
-            ]
+            seen += [request.valid, request.phase, request.batch_size, state.state, state.device_work_pending]
+            seen.append(state.pending_compaction_mapping)
+            for s in state.sequences:
+                seen += [s.token_ids.tolist(), s.committed_state_length, s.published_full_block_count]
+                seen.append(s.lease.base_pages.tolist())
         return seen
+
+
+def small(**options: object) -> Harness:
+    """A harness with pages of 16 tokens and rows of 4 pages."""
+    return Harness(**{"page": 16, "max_tokens": 64, **options})
+
+
+class PureRecurrentHarness(Harness):
+    """Recurrent layers alone: no page at all."""
+
+    kind = ContextCacheDeploymentKind.PURE_RECURRENT
+
+
+class HybridHarness(Harness):
+    """Two recurrent layers and two of attention, in turns."""
+
+    kind = ContextCacheDeploymentKind.HYBRID
+    layer_groups = 2
+
+
+class SharedKvHarness(Harness):
+    """A draft that reads the base's KV."""
+
+    kind = ContextCacheDeploymentKind.SHARED_KV
+
+
+class EagleHarness(Harness):
+    """A draft with pages and a table of its own."""
+
+    kind = ContextCacheDeploymentKind.EAGLE
+
+
+class MtpHarness(Harness):
+    """A hybrid base with an attention draft."""
+
+    kind = ContextCacheDeploymentKind.HYBRID_MTP
+    layer_groups = 2

@@ -12,14 +12,12 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ctxcache.errors import ContractError
-from ctxcache.ids import AcquireStatus, MissReason, ResourceType
+from ctxcache.ids import AcquireStatus
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ContextCacheExecutionMode as Mode
-from ctxcache.manager.manager import ContextCacheManager
-from ctxcache.manager.results import HybridSnapshotReservation
-from ctxcache.testing import ReferenceManager
-from support.manager_views import checkpoint_of, keys_of, plain, view
+from support.manager_misuse import pass_wrong_arguments, publish_another_sequence, use_a_released_lease
+from support.manager_twins import Sequence, Twins
+from support.manager_views import checkpoint_of, keys_of
 
 NUM_STEPS = 40
 CHECKPOINT_KINDS = {Kind.PURE_RECURRENT, Kind.HYBRID, Kind.HYBRID_MTP}
@@ -33,17 +31,6 @@ MODES = {
     Kind.HYBRID_MTP: [Mode.MTP, Mode.MTP, Mode.MTP, Mode.VANILLA],
 }
 STREAMS = ((1,) * 24, (1,) * 5 + (2,) * 19, (1, 1, 2) + (1,) * 21, (1,) * 9 + (2,) * 15, (2,) * 24)
-
-
-@dataclass
-class Sequence:
-    """One running sequence: its lease of either manager, and what the runtime knows of it."""
-
-    leases: tuple
-    mode: Mode
-    tokens: tuple[int, ...]
-    reservations: tuple = (None, None)
-    reserved_length: int = 0
 
 
 @dataclass
@@ -66,56 +53,25 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sequences: list[Sequence] = []
         self.kept_plans: list[tuple] = []  # (plan of either manager, mode, tokens)
         self.released: list[tuple] = []
         self.num_steps = -1  # the first look is before the first step
-        self.seen: list[dict] | None = None  # views of both since the last change
 
     def teardown(self) -> None:
         """Let everything go: what is left must balance, and every resource come home."""
-        if not hasattr(self, "managers"):
+        if not hasattr(self, "twins"):
             return
         self.ran.steps.append(self.num_steps)
-        while self.sequences:
+        while self.twins.sequences:
             self.release(0)
-        self.both("clear")
+        self.twins.both("clear")
         self.everything_observable_is_equal()
-        for manager in self.managers:
-            for kind in ResourceType:
-                assert manager.pool(kind).free == manager.pool(kind).capacity
+        self.twins.nothing_is_held()
 
-    # --- doing the same to both ------------------------------------------------------------------------------------
-
-    def views(self) -> list[dict]:
-        if self.seen is None:
-            self.seen = [
-                view(manager, [sequence.leases[side] for sequence in self.sequences])
-                for side, manager in enumerate(self.managers)
-            ]
-        return self.seen
-
-    def both(self, method, arguments=lambda _side: (), **options):
-        """Call a method of both managers; return both results, or `None` when both refused and nothing changed."""
-        before = self.views()
-        outcomes = []
-        for side, manager in enumerate(self.managers):
-            try:
-                outcomes.append((True, getattr(manager, method)(*arguments(side), **options)))
-            except ContractError as error:
-                outcomes.append((False, error))
-        (fast_worked, fast), (twin_worked, twin) = outcomes
-        assert fast_worked == twin_worked, f"{method}: the fast manager says {fast!r}, the twin {twin!r}"
-        self.seen = None
-        if not fast_worked:
-            assert self.views() == before, f"{method} was refused ({fast}) and changed something"
-            return None
-        if method != "match":
-            assert plain(fast) == plain(twin), method
-        return fast, twin
-
-    def refused(self, method, arguments=lambda _side: (), **options) -> None:
-        assert self.both(method, arguments, **options) is None, f"{method} was not refused"
+    @property
+    def sequences(self) -> list[Sequence]:
+        """The sequences that run on both; none before the managers are built."""
+        return self.twins.sequences if hasattr(self, "twins") else []
 
     # --- what to do ------------------------------------------------------------------------------------------------
 
@@ -139,7 +95,7 @@ class ManagerMachine(RuleBasedStateMachine):
             "max_records": max_records,
             "kind": self.kind,
         }
-        self.managers = (ContextCacheManager(**options), ReferenceManager(**options))
+        self.twins = Twins(**options)
 
     def prompt(self, stream: int, length: int) -> tuple[int, ...]:
         return STREAMS[stream % len(STREAMS)][: max(1, length % (6 * self.tokens_per_page + 1))]
@@ -149,14 +105,14 @@ class ManagerMachine(RuleBasedStateMachine):
         keys = keys_of(tokens, self.tokens_per_page)
         options = {"mode": mode, "bypass": bypass}
         if self.kind in CHECKPOINT_KINDS:
-            lengths = self.both("candidate_checkpoint_lengths", lambda _side: (keys, len(tokens)))[0].tolist()
+            lengths = self.twins.both("candidate_checkpoint_lengths", lambda _side: (keys, len(tokens)))[0].tolist()
             options["exact_keys"] = [checkpoint_of(tokens[:length], self.tokens_per_page) for length in lengths]
             options["exact_keys"].append(checkpoint_of(tokens, self.tokens_per_page))  # never shorter than the input
             strays = {2, 3, 4} - {len(tokens), *lengths}  # of another prompt, mostly: its blocks do not match
             options["exact_keys"] += [checkpoint_of(STREAMS[-1][:length], self.tokens_per_page) for length in strays]
-        self.compare_matches(keys, len(tokens), options)
+        self.twins.match(keys, len(tokens), options)
         draft_extra = draft_extra if mode in PAIRED_MODES else 0
-        return self.both(
+        return self.twins.both(
             "plan",
             lambda _side: (keys, len(tokens)),
             base_extra_tokens=base_extra,
@@ -164,21 +120,11 @@ class ManagerMachine(RuleBasedStateMachine):
             **options,
         )
 
-    def compare_matches(self, keys, num_tokens, options):
-        fast, twin = (plain(result) for result in self.both("match", lambda _side: (keys, num_tokens), **options))
-        # The fast manager remembers evicted keys in a table in which a later one may displace an earlier one.
-        if twin["reason"] is MissReason.EVICTED and fast["reason"] is not MissReason.EVICTED:
-            homes = [key.lo % 4096 for key in self.managers[1].lately_evicted_keys]
-            assert len(set(homes)) < len(homes)
-            fast["reason"] = MissReason.EVICTED
-        assert fast == twin
-
     def acquire_plans(self, plans, mode, tokens) -> None:
-        results = self.both("acquire", lambda side: (plans[side],))
+        results = self.twins.both("acquire", lambda side: (plans[side],))
         assert all(result.plan is plan for result, plan in zip(results, plans, strict=True))
         if results[0].status is AcquireStatus.ACQUIRED:
-            self.seen = None
-            self.sequences.append(Sequence(tuple(result.lease for result in results), mode, tokens))
+            self.twins.added(Sequence(tuple(result.lease for result in results), mode, tokens))
         else:
             assert results[0].lease is results[1].lease is None
 
@@ -265,7 +211,7 @@ class ManagerMachine(RuleBasedStateMachine):
         sequence = self.sequences[index % len(self.sequences)]
         sequence.tokens += tuple(tokens)
         base, draft = self.missing_pages(sequence, len(sequence.tokens))
-        self.both("grow", lambda side: (sequence.leases[side], base, draft))
+        self.twins.both("grow", lambda side: (sequence.leases[side], base, draft))
 
     def missing_pages(self, sequence, num_tokens) -> tuple[int, int]:
         if self.kind is Kind.PURE_RECURRENT:
@@ -279,7 +225,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(index=st.integers(0, 9), base=st.integers(-1, 4), draft=st.integers(-1, 3))
     def grow(self, index, base, draft):
         sequence = self.sequences[index % len(self.sequences)]
-        self.both("grow", lambda side: (sequence.leases[side], base, draft))
+        self.twins.both("grow", lambda side: (sequence.leases[side], base, draft))
 
     @precondition(lambda self: self.sequences)
     @rule(
@@ -297,10 +243,10 @@ class ManagerMachine(RuleBasedStateMachine):
                 target * (sequence.mode in PAIRED_MODES) for target, sequence in zip(draft, chosen, strict=False)
             ]
             arguments.append(np.array(targets, np.int32))
-        can = self.both("can_grow_leases", lambda _side: arguments)
+        can = self.twins.both("can_grow_leases", lambda _side: arguments)
         if only_ask:
             return
-        grown = self.both("grow_leases", lambda _side: arguments)
+        grown = self.twins.both("grow_leases", lambda _side: arguments)
         assert (grown[0] is not None) == bool(can[0].all())
 
     @precondition(lambda self: self.sequences)
@@ -320,7 +266,7 @@ class ManagerMachine(RuleBasedStateMachine):
         keys = keys_of(sequence.tokens, self.tokens_per_page)
         paired = self.kind is Kind.EAGLE and sequence.mode is Mode.EAGLE
         options = {"draft_state_length": draft_length} if paired else {}
-        self.both("publish", lambda side: (sequence.leases[side], keys, length), **options)
+        self.twins.both("publish", lambda side: (sequence.leases[side], keys, length), **options)
 
     def publish_whole(self, index, lag=0):
         """Publish all that a sequence has, as the coordinator would; a draft may lag so many tokens behind."""
@@ -347,7 +293,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def reserve(self, index, length, whole):
         sequence = self.sequences[index % len(self.sequences)]
         length = len(sequence.tokens) if whole else min(length, len(sequence.tokens))
-        reservations = self.both("reserve_snapshots", lambda side: (sequence.leases[side], length))
+        reservations = self.twins.both("reserve_snapshots", lambda side: (sequence.leases[side], length))
         if reservations is not None and reservations[0] is not None:
             sequence.reservations, sequence.reserved_length = reservations, length
 
@@ -365,7 +311,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def publish_checkpoint_of(self, sequence, length):
         keys = keys_of(sequence.tokens, self.tokens_per_page)
         checkpoint = checkpoint_of(sequence.tokens[:length], self.tokens_per_page)
-        self.both(
+        self.twins.both(
             "publish_checkpoint",
             lambda side: (sequence.leases[side], keys, checkpoint, sequence.reservations[side]),
         )
@@ -377,29 +323,28 @@ class ManagerMachine(RuleBasedStateMachine):
         self.retire_reservation(reserved[index % len(reserved)])
 
     def retire_reservation(self, sequence):
-        self.both("retire_snapshots", lambda side: (sequence.leases[side], sequence.reservations[side]))
+        self.twins.both("retire_snapshots", lambda side: (sequence.leases[side], sequence.reservations[side]))
         sequence.reservations, sequence.reserved_length = (None, None), 0
 
     @precondition(lambda self: self.sequences and self.kind in CHECKPOINT_KINDS)
     @rule(index=st.integers(0, 9))
     def restored(self, index):
         sequence = self.sequences[index % len(self.sequences)]
-        self.both("release_restored_snapshots", lambda side: (sequence.leases[side],))
+        self.twins.both("release_restored_snapshots", lambda side: (sequence.leases[side],))
 
     @precondition(lambda self: self.sequences)
     @rule(index=st.integers(0, 9))
     def release(self, index):
-        sequence = self.sequences.pop(index % len(self.sequences))
-        self.seen = None
+        sequence = self.twins.removed(index % len(self.sequences))
         self.released.append(sequence.leases)
-        self.both("release", lambda side: (sequence.leases[side],))
+        self.twins.both("release", lambda side: (sequence.leases[side],))
 
     @rule(really=st.sampled_from([False, False, False, True]))
     def clear(self, really):
         """Forget everything, now and then; refused while a lease is out."""
         if not really:
             return
-        assert (self.both("clear") is None) == bool(self.sequences)
+        assert (self.twins.both("clear") is None) == bool(self.sequences)
 
     # --- what must be refused --------------------------------------------------------------------------------------
 
@@ -407,70 +352,17 @@ class ManagerMachine(RuleBasedStateMachine):
     def misuse(self, index, position, which):
         """Break the contract in one of many ways."""
         if which == 0 and self.released:
-            self.use_a_released_lease(self.released[index % len(self.released)])
+            use_a_released_lease(self.twins, self.released[index % len(self.released)], self.tokens_per_page)
         elif which == 1 and self.sequences and self.kind not in CHECKPOINT_KINDS:
-            self.publish_another_sequence(self.sequences[index % len(self.sequences)], position)
+            publish_another_sequence(
+                self.twins, self.sequences[index % len(self.sequences)], position, self.tokens_per_page
+            )
         elif self.sequences:
-            self.pass_wrong_arguments(self.sequences[index % len(self.sequences)], position)
-
-    def use_a_released_lease(self, leases):
-        """A lease is released once, and means nothing afterwards."""
-        keys = keys_of((1,) * 6, self.tokens_per_page)
-        assert all(lease.released for lease in leases)
-        for method, rest in (
-            ("release", ()),
-            ("grow", (1,)),
-            ("publish", (keys, 3)),
-            ("release_restored_snapshots", ()),
-        ):
-            self.refused(method, lambda side, rest=rest: (leases[side], *rest))
-
-    def publish_another_sequence(self, sequence, position):
-        """Keys of a sequence that differs in one token: refused where the lease reused or published that token's block."""
-        known_tokens = len(self.managers[1].lease_known_keys(sequence.leases[1])) * self.tokens_per_page
-        if known_tokens == 0:
-            return
-        tokens, at = sequence.tokens, position % known_tokens
-        keys = keys_of((*tokens[:at], 3 - tokens[at], *tokens[at + 1 :]), self.tokens_per_page)
-        self.refused("publish", lambda side: (sequence.leases[side], keys, len(tokens)))
-
-    def pass_wrong_arguments(self, sequence, which):
-        """Another manager's handles, missing keys, lengths beyond the lease, modes and draft pages that are not there."""
-        tokens, leases, page, mode = sequence.tokens, sequence.leases, self.tokens_per_page, MODES[self.kind][0]
-        foreign, length, keys = leases[::-1], len(tokens), keys_of(tokens, page)
-        stray = HybridSnapshotReservation(99, 99)
-        missing = next(mode for mode in Mode if mode not in MODES[self.kind])
-        rows, targets = np.array([leases[0].row, 99], np.int32), np.array([20, 20], np.int32)
-        calls = [
-            ("release", lambda side: (foreign[side],), {}),
-            ("grow", lambda side: (leases[side], -1), {}),
-            ("publish", lambda side: (foreign[side], keys, length), {}),
-            ("publish", lambda side: (leases[side], keys, 0), {}),
-            ("publish", lambda side: (leases[side], keys[:0], page), {}),
-            ("publish", lambda side: (leases[side], keys, length), {"draft_state_length": length + 1}),
-            ("retire_snapshots", lambda side: (foreign[side], stray), {}),
-            ("retire_snapshots", lambda side: (leases[side], stray), {}),
-            ("plan", lambda _side: (keys[:0], page), {"mode": mode}),
-            ("plan", lambda _side: (keys, 0), {"mode": mode}),
-            ("plan", lambda _side: (keys, length), {"mode": mode, "base_extra_tokens": -1}),
-            ("plan", lambda _side: (keys, length), {"mode": missing}),
-            ("grow_leases", lambda _side: (rows, targets), {}),
-            ("can_grow_leases", lambda _side: (rows[:1], targets), {}),
-        ]
-        method, arguments, options = calls[which % len(calls)]
-        self.refused(method, arguments, **options)
+            sequence = self.sequences[index % len(self.sequences)]
+            pass_wrong_arguments(self.twins, sequence, position, self.tokens_per_page, MODES[self.kind])
 
     @invariant()
     def everything_observable_is_equal(self):
-        if not hasattr(self, "managers"):
-            return
-        self.num_steps += 1
-        fast, twin = self.views()
-        assert fast == twin
-        counters = self.managers[0].counters()
-        assert counters == self.managers[1].counters()
-        assert counters.publication_attempts == (
-            counters.committed_publications + counters.existing_publications + counters.refused_publications
-        )
-        for manager in self.managers:
-            manager.check_invariants()
+        if hasattr(self, "twins"):
+            self.num_steps += 1
+            self.twins.compare()

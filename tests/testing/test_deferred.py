@@ -250,7 +250,7 @@ def test_the_ledger_hears_a_runtime_of_the_users_own() -> None:
     ops = lazy()
     assert runtime.coordinator.shutdown() is ContextCacheCoordinatorStatus.OK
     other = ContextCacheCoordinator(
-        runtime.coordinator._config, runtime.deployment, runtime.kind, runtime.resources, None, device_ops=ops
+        runtime.config, runtime.deployment, runtime.kind, runtime.resources, None, device_ops=ops
     )
     ledger = OwnershipLedger(other, ops)
     runtime.coordinator, runtime.ops, runtime.deferred = other, ops, ops

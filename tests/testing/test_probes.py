@@ -19,8 +19,9 @@ from ctxcache.request.page_sanitizer import PageSanitizer
 from ctxcache.testing import DeferredDeviceOps, Use
 from ctxcache.testing.runtime.identities import ADAPTER, MEDIA, NOBODY, TENANT, extras_of, media_behind, media_of
 from ctxcache.testing.runtime.probes import probe_active, probe_poisoned, probe_sanitizer
-from ctxcache.testing.runtime.runtime import FakeRuntime, RequestEnded
+from ctxcache.testing.runtime.runtime import FakeRuntime
 from ctxcache.testing.runtime.scripts import LONG, SHORT, quiet_log
+from ctxcache.testing.runtime.steps import RequestEnded
 from ctxcache.testing.simulate import Episode, World, draw_episode, replay, simulate
 from ctxcache.testing.sweep import aftermath
 
@@ -39,7 +40,7 @@ def active() -> FakeRuntime:
 def poisoned() -> FakeRuntime:
     """A runtime whose drain has failed."""
     runtime = active()
-    runtime.outcomes = [700]
+    runtime.sync.outcomes = [700]
     with quiet_log(), pytest.raises(RequestEnded, match="POISONED"):
         runtime.abandon()
     return runtime
@@ -187,7 +188,7 @@ def test_half_of_the_episodes_end_with_the_coordinator() -> None:
 
 def test_a_coordinator_that_is_left_too_early_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its way out releases without a drain."""
-    monkeypatch.setattr("ctxcache.service.close", lambda custody, resources: custody.release(custody.active))
+    monkeypatch.setattr("ctxcache.coordinator.close", lambda custody, resources: custody.release(custody.active))
     drawn = draw_episode(1, 0, [Kind.VANILLA])
     world = World(Episode(drawn.kind, drawn.sizes, 3))
     world.do(("begin", (((1, 2, 0, 1),), None, (), False, False), 2), 1)

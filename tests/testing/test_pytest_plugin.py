@@ -158,6 +158,7 @@ def test_seed(ctxcache_seed, request):
 """
 
 
+@pytest.mark.sampled(keep=1)
 def test_the_watch_fails_a_careless_runtime(tmp_path: Path) -> None:
     """An early report and a lost lease fail their tests at the end; the rest passes, wrapped in any order."""
     done = run(tmp_path, "--ctxcache-seed", "11", test_careless=CARELESS)
@@ -167,6 +168,7 @@ def test_the_watch_fails_a_careless_runtime(tmp_path: Path) -> None:
     assert "8 passed, 3 errors" in done.stdout, done.stdout
 
 
+@pytest.mark.sampled(keep=1)
 def test_each_test_has_a_seed_of_its_own_that_repeats(tmp_path: Path) -> None:
     """Without the option the seed follows from the test's name, and from nothing else."""
     test = "def test_a(ctxcache_seed):\n    print('seed', ctxcache_seed)\n\ntest_b = test_a\n"

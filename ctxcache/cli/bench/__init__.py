@@ -1,1 +1,4 @@
-"""The benchmarks: `host/` times the host's work, `device/` the ops on a GPU. May import the whole library but `testing`."""
+"""The benchmarks: `host/` times the host's work, `device/` the ops on a GPU.
+
+May import `cli.report`.
+"""

@@ -1,8 +1,10 @@
 """The manager once more, in plain Python, for obvious correctness: the oracle that the fast one is compared with.
 
-Written from the specification and from the rules in `ctxcache.testing.manager_contract`, not from the fast manager's code. Lists are
+Written from the specification and from the rules on `ContextCacheManager`, not from the fast manager's code. Lists are
 scanned, reachability is recomputed at every step, nothing is kept that follows from something else.
 """
+
+# ruff: noqa: D102 - the contract of each method stands on `ContextCacheManager`
 
 from __future__ import annotations
 
@@ -14,38 +16,69 @@ from numpy.typing import NDArray
 
 from ctxcache.config import EXECUTION_MODES
 from ctxcache.errors import ContractError
+from ctxcache.ids import AcquireStatus, Hash128, PublishStatus, ResourceType
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ContextCacheExecutionMode as Mode
-from ctxcache.ids import PublishStatus
 from ctxcache.manager.results import (
+    AcquireResult,
+    CacheRecord,
     CacheRequestLease,
     HybridCheckpointKey,
     HybridSnapshotReservation,
+    LeaseGrowth,
+    ManagerCounters,
     MatchResult,
-    PageIds,
     PublishResult,
     ReusePlan,
 )
-from ctxcache.testing.reference.leases import NO_SHARE, ReferenceLeases
-from ctxcache.testing.reference.plans import (
-    Match,
-    Rules,
-    find_blocks,
-    find_checkpoint,
-    keys_of,
-    make_plan,
-    matched_prefix,
-    miss_reason,
-    page_ids,
+from ctxcache.metrics import PoolOccupancy
+from ctxcache.testing.reference import leases, plans, publish
+from ctxcache.testing.reference.handles import ReferenceHandles
+from ctxcache.testing.reference.state import (
+    BASE,
+    DRAFT,
+    NO_SHARE,
+    PARTIAL,
+    RECURRENT,
+    Keys,
+    LeaseState,
+    RecordState,
+    ReferenceState,
 )
-from ctxcache.testing.reference.state import DRAFT, PARTIAL, RECURRENT, Keys, LeaseState, RecordState
 
 
-class ReferenceManager(ReferenceLeases):
-    """`ctxcache.testing.manager_contract.CacheManager` in plain Python: the same arguments, results, page ids, order and counters.
+class ReferenceManager:
+    """`ContextCacheManager` in plain Python: the same arguments, results, page ids, order and counters.
 
-    Every operation costs O(cache) or worse. Documented in `CacheManager`; what is said here is only how.
+    Every operation costs O(cache) or worse. What each promises is said there; `EVICTED` is judged here by a perfect memory,
+    not by one that forgets.
     """
+
+    def __init__(
+        self,
+        *,
+        tokens_per_page: int,
+        num_base_pages: int,
+        num_draft_pages: int = 0,
+        num_recurrent_snapshots: int = 0,
+        num_partial_kv_snapshots: int = 0,
+        max_records: int = 1024,
+        kind: Kind = Kind.VANILLA,
+    ) -> None:
+        self._tokens_per_page = tokens_per_page
+        self._max_records = max_records
+        self._kind = kind
+        self._state = ReferenceState(
+            {
+                BASE: num_base_pages,
+                DRAFT: num_draft_pages,
+                RECURRENT: num_recurrent_snapshots,
+                PARTIAL: num_partial_kv_snapshots,
+            }
+        )
+        self._handles = ReferenceHandles(self._state)
+
+    # Planning
 
     def plan(
         self,
@@ -58,7 +91,6 @@ class ReferenceManager(ReferenceLeases):
         bypass: bool = False,
         exact_keys: Iterable[HybridCheckpointKey] = (),
     ) -> ReusePlan:
-        """See `CacheManager.plan`."""
         rules = self._rules(mode)
         exact = tuple(exact_keys)
         cold = bypass or rules.always_cold
@@ -67,10 +99,16 @@ class ReferenceManager(ReferenceLeases):
             raise ContractError(f"headroom {base_extra_tokens}, {draft_extra_tokens} is negative; pass at least 0")
         if draft_extra_tokens and not rules.paired:
             raise ContractError(f"mode {mode.name} has no draft pages; pass draft_extra_tokens=0")
-        return make_plan(
+        page = self._tokens_per_page
+        own = () if cold else plans.keys_of(keys, num_tokens // page)
+        if rules.checkpoints:
+            match = plans.find_checkpoint(self._state, rules, own, num_tokens, exact if not cold else (), page)
+        else:
+            match = plans.find_blocks(self._state, own, paired=rules.paired)
+        return plans.make_plan(
             self._state,
             rules,
-            Match((), None) if cold else self._find(rules, keys, num_tokens, exact),
+            match,
             tokens_per_page=self._tokens_per_page,
             num_tokens=num_tokens,
             base_extra_tokens=base_extra_tokens,
@@ -80,10 +118,9 @@ class ReferenceManager(ReferenceLeases):
         )
 
     def candidate_checkpoint_lengths(self, keys: NDArray[np.uint64], num_tokens: int) -> NDArray[np.int32]:
-        """See `CacheManager.candidate_checkpoint_lengths`."""
         rules = self._rules(Mode.MTP if self._kind is Kind.HYBRID_MTP else Mode.VANILLA)
         self._check_input(rules, keys, num_tokens, (), cold=False)
-        own = keys_of(keys, num_tokens // self._tokens_per_page)
+        own = plans.keys_of(keys, num_tokens // self._tokens_per_page)
         lengths = {
             record.checkpoint.exact_length
             for record in self._state.records
@@ -92,7 +129,7 @@ class ReferenceManager(ReferenceLeases):
             and (record.keys if rules.attention else record.whole_keys)
             == own[: len(record.keys if rules.attention else record.whole_keys)]
         }
-        return np.array(sorted(lengths, reverse=True), dtype=np.int32)
+        return plans.page_ids(sorted(lengths, reverse=True))
 
     def match(
         self,
@@ -103,34 +140,27 @@ class ReferenceManager(ReferenceLeases):
         bypass: bool = False,
         exact_keys: Iterable[HybridCheckpointKey] = (),
     ) -> MatchResult:
-        """See `CacheManager.match`. `EVICTED` is judged by a perfect memory, not by one that forgets."""
         exact = tuple(exact_keys)
         plan = self.plan(keys, num_tokens, mode=mode, bypass=bypass, exact_keys=exact)
-        own = () if plan.bypass else keys_of(keys, num_tokens // self._tokens_per_page)
+        own = () if plan.bypass else plans.keys_of(keys, num_tokens // self._tokens_per_page)
         return MatchResult(
-            matched_full_blocks=matched_prefix(self._state, own),
+            matched_full_blocks=plans.matched_prefix(self._state, own),
             matched_token_length=plan.matched_token_length,
             reused_token_length=plan.reused_token_length,
             kind=plan.kind,
-            reason=miss_reason(self._state, self._rules(mode), plan, own, exact, tokens_per_page=self._tokens_per_page),
+            reason=plans.miss_reason(
+                self._state, self._rules(mode), plan, own, exact, tokens_per_page=self._tokens_per_page
+            ),
         )
 
-    def _find(
-        self, rules: Rules, keys: NDArray[np.uint64], num_tokens: int, exact_keys: tuple[HybridCheckpointKey, ...]
-    ) -> Match:
-        own = keys_of(keys, num_tokens // self._tokens_per_page)
-        if rules.checkpoints:
-            return find_checkpoint(self._state, rules, own, num_tokens, exact_keys, self._tokens_per_page)
-        return find_blocks(self._state, own, paired=rules.paired)
-
-    def _rules(self, mode: Mode) -> Rules:
+    def _rules(self, mode: Mode) -> plans.Rules:
         if mode not in EXECUTION_MODES[self._kind]:
             raise ContractError(f"{self._kind.name} does not serve mode {mode!r}")
-        return Rules(self._kind, mode)
+        return plans.Rules(self._kind, mode)
 
     def _check_input(
         self,
-        rules: Rules,
+        rules: plans.Rules,
         keys: NDArray[np.uint64],
         num_tokens: int,
         exact_keys: tuple[HybridCheckpointKey, ...],
@@ -144,6 +174,67 @@ class ReferenceManager(ReferenceLeases):
         if exact_keys and not rules.checkpoints:
             raise ContractError(f"{self._kind.name} has no checkpoints; pass no exact keys")
 
+    # Leases
+
+    def acquire(self, plan: ReusePlan) -> AcquireResult:
+        if plan._owner is not self:  # noqa: SLF001 - the plan keeps it for its manager
+            raise ContractError("the plan is another manager's; plan again with this one")
+        rules = plans.Rules(self._kind, plan.execution_mode)
+        record = leases.record_behind(self._state, rules, plan)
+        if not leases.still_there(self._state, plan, record):
+            return AcquireResult(None, AcquireStatus.STALE_PLAN, plan)
+        shared = {BASE: set(plan.reused_base_pages.tolist()), DRAFT: set(plan.reused_draft_pages.tolist())}
+        if not self._state.feasible({BASE: plan.base_page_demand, DRAFT: plan.draft_page_demand}, shared):
+            return AcquireResult(None, AcquireStatus.INSUFFICIENT_CAPACITY, plan)
+        if record is not None:
+            self._state.touch(record)
+        row = leases.open_lease(self._state, rules, plan)
+        lease = CacheRequestLease(self._handles, row, self._state.generations[row])
+        return AcquireResult(lease, AcquireStatus.ACQUIRED, plan)
+
+    def release(self, lease: CacheRequestLease) -> None:
+        self._handles.leased(lease)
+        leases.close_lease(self._state, lease.row)
+
+    def grow(self, lease: CacheRequestLease, base_pages: int = 0, draft_pages: int = 0) -> bool:
+        state = self._handles.leased(lease)
+        if base_pages < 0 or draft_pages < 0:
+            raise ContractError(f"cannot grow by {base_pages} base and {draft_pages} draft pages; pass at least 0")
+        if draft_pages and not state.paired:
+            raise ContractError("the lease runs no paired draft; pass draft_pages=0")
+        demand = {BASE: base_pages, DRAFT: draft_pages}
+        if not self._state.feasible(demand, NO_SHARE):
+            return False
+        leases.append(self._state, state, demand)
+        return True
+
+    def grow_leases(
+        self,
+        lease_rows: NDArray[np.int32],
+        base_page_targets: NDArray[np.int32],
+        draft_page_targets: NDArray[np.int32] | None = None,
+    ) -> LeaseGrowth | None:
+        return leases.grow_all(
+            self._state, leases.missing_pages(self._state, lease_rows, base_page_targets, draft_page_targets)
+        )
+
+    def can_grow_leases(
+        self,
+        lease_rows: NDArray[np.int32],
+        base_page_targets: NDArray[np.int32],
+        draft_page_targets: NDArray[np.int32] | None = None,
+    ) -> NDArray[np.bool_]:
+        granted = {BASE: 0, DRAFT: 0}
+        answers = []
+        for _, demand in leases.missing_pages(self._state, lease_rows, base_page_targets, draft_page_targets):
+            with_this = {kind: granted[kind] + demand[kind] for kind in granted}
+            answers.append(self._state.feasible(with_this, NO_SHARE))
+            if answers[-1]:
+                granted = with_this
+        return np.array(answers, dtype=np.bool_)
+
+    # Publication
+
     def publish(
         self,
         lease: CacheRequestLease,
@@ -152,8 +243,7 @@ class ReferenceManager(ReferenceLeases):
         *,
         draft_state_length: int = 0,
     ) -> PublishResult:
-        """See `CacheManager.publish`."""
-        state = self._leased(lease)
+        state = self._handles.leased(lease)
         if self._kind in {Kind.PURE_RECURRENT, Kind.HYBRID, Kind.HYBRID_MTP}:
             raise ContractError(f"{self._kind.name} publishes checkpoints")
         num_blocks = resident_state_length // self._tokens_per_page
@@ -163,88 +253,18 @@ class ReferenceManager(ReferenceLeases):
         if not 0 <= draft_state_length <= resident_state_length or (draft_state_length and not state.paired):
             raise ContractError(f"a draft state of {draft_state_length} tokens is not the lease's")
         _check_keys(keys, max(num_blocks, len(state.known_keys)))
-        path = self._own_path(
-            state, keys, num_blocks, num_paired, attempted=num_blocks > state.published_full_block_count
-        )
+        more = num_blocks > state.published_full_block_count
+        path = publish.own_path(self._state, state, keys, num_blocks, num_paired, attempted=more)
         record = next((record for record in self._state.records if record.keys == path), None)
-        lengthened = record is not None and num_paired > len(record.draft_pages)
-        news = record is None or lengthened
-        attempted = news or num_blocks > state.published_full_block_count
+        news = record is None or num_paired > len(record.draft_pages)
         if record is None:
-            record = self._new_record(state, path)
-        self._state.touch(record)
-        canonical = page_ids([self._state.page_of[key] for key in path])
+            record = publish.new_record(self._state, state, path)
         if num_paired > len(record.draft_pages):
-            self._pair(state, record, num_paired)
-        if attempted:
-            self._count(committed=news, paired=news and bool(record.draft_pages))
-        self._know(state, path)
-        state.published_full_block_count = max(state.published_full_block_count, num_blocks)
-        return self._published(state, record, canonical, news=news)
-
-    def _own_path(
-        self, state: LeaseState, keys: NDArray[np.uint64], num_blocks: int, num_paired: int, *, attempted: bool
-    ) -> Keys:
-        """Return the keys to publish. Counts an attempt as refused, and raises, where they are no prefix of the lease."""
-        own = keys_of(keys, max(num_blocks, len(state.known_keys)))
-        parents = self._state.parents()
-        chained = all(
-            key not in parents or parents[key] == (own[index - 1] if index else None)
-            for index, key in enumerate(own[:num_blocks])
-        )
-        if num_blocks > len(state.base_pages) or num_paired > len(state.draft_pages):
-            problem = f"{num_blocks} blocks ({num_paired} paired) reach beyond the lease's pages"
-        elif own[: len(state.known_keys)] != state.known_keys:
-            problem = "the keys differ from those that the lease reused or published"
-        elif not chained or len(set(own)) != len(own):
-            problem = "the keys are no chain"
-        else:
-            return own[:num_blocks]
-        self._refused += attempted
-        raise ContractError(problem)
-
-    def _new_record(self, lease: LeaseState, path: Keys) -> RecordState:
-        """Record an endpoint; the lease's pages become canonical for the blocks that are new."""
-        for index, key in enumerate(path):
-            self._state.page_of.setdefault(key, lease.base_pages[index])
-        self._last_serial += 1
-        record = RecordState(self._last_serial, path)
-        self._state.records.append(record)
-        return record
-
-    def _pair(self, lease: LeaseState, record: RecordState, num_paired: int) -> None:
-        """Give a record the draft path of a lease: shared with other records as far as the following block is known."""
-        replaced = list(record.draft_pages)
-        path = []
-        for index in range(num_paired):
-            followed = record.keys[index : index + 2] if index + 1 < num_paired else ()
-            shared = self._state.paired_draft_page(*followed) if followed else None
-            path.append(lease.draft_pages[index] if shared is None else shared)
-        record.draft_pages = path
-        self._state.give_back([(DRAFT, page) for page in replaced if page not in path])
-
-    def _know(self, state: LeaseState, path: Keys) -> None:
-        if len(path) > len(state.known_keys):
-            state.known_keys = path
-
-    def _count(self, *, committed: bool, paired: bool) -> None:
-        self._committed += committed
-        self._existing += not committed
-        self._paired_commits += committed and paired
-
-    def _published(self, state: LeaseState, record: RecordState, canonical: PageIds, *, news: bool) -> PublishResult:
-        while len(self._state.records) > self._max_records:
-            self._state.evict(self._state.records[0])
-        return PublishResult(
-            PublishStatus.PUBLISHED if news else PublishStatus.EXISTING_RECORD,
-            self._view(record) if record in self._state.records else None,
-            canonical,
-            state.published_full_block_count,
-        )
+            publish.pair(self._state, state, record, num_paired)
+        return self._published(state, record, path, news=news, attempted=news or more)
 
     def reserve_snapshots(self, lease: CacheRequestLease, exact_length: int) -> HybridSnapshotReservation | None:
-        """See `CacheManager.reserve_snapshots`."""
-        state = self._leased(lease)
+        state = self._handles.leased(lease)
         if not state.may_publish_checkpoints:
             raise ContractError("the lease publishes no checkpoints")
         if state.reserved is not None:
@@ -270,61 +290,119 @@ class ReferenceManager(ReferenceLeases):
         checkpoint: HybridCheckpointKey,
         reservation: HybridSnapshotReservation,
     ) -> PublishResult:
-        """See `CacheManager.publish_checkpoint`."""
-        state = self._leased(lease)
-        self._check_reservation(state, reservation)
+        state = self._reserving(lease, reservation)
         if checkpoint.exact_length != state.reserved_length:
             raise ContractError(f"{state.reserved_length} tokens were reserved for, not {checkpoint.exact_length}")
         full_blocks = checkpoint.exact_length // self._tokens_per_page
         _check_keys(keys, max(full_blocks, len(state.known_keys)))
-        rules = Rules(self._kind, Mode.MTP if state.paired else Mode.VANILLA)
+        rules = plans.Rules(self._kind, Mode.MTP if state.paired else Mode.VANILLA)
         num_shared = rules.shared_blocks(checkpoint.exact_length, self._tokens_per_page)
-        path = self._own_path(state, keys, num_shared, num_shared if state.paired else 0, attempted=True)
+        path = publish.own_path(self._state, state, keys, num_shared, num_shared if state.paired else 0, attempted=True)
         record = next((record for record in self._state.records if record.checkpoint == checkpoint), None)
         news = record is None
         if news and reservation.recurrent_snapshot_slot in self._state.needed(RECURRENT):
-            self._refused += 1
+            self._state.refused += 1
             raise ContractError(f"{reservation!r} holds another checkpoint already; retire it and reserve again")
         if record is None:
-            record = self._new_record(state, path)
+            record = publish.new_record(self._state, state, path)
             record.checkpoint = checkpoint
             record.snapshots = dict(state.reserved_slots())
-            record.whole_keys = keys_of(keys, full_blocks)
+            record.whole_keys = plans.keys_of(keys, full_blocks)
             if state.paired:
-                self._pair(state, record, num_shared)
+                publish.pair(self._state, state, record, num_shared)
+        return self._published(state, record, path, news=news, attempted=True)
+
+    def _published(
+        self, state: LeaseState, record: RecordState, path: Keys, *, news: bool, attempted: bool
+    ) -> PublishResult:
         self._state.touch(record)
-        canonical = page_ids([self._state.page_of[key] for key in path])
-        self._count(committed=news, paired=bool(record.draft_pages))
-        self._know(state, path)
-        state.published_full_block_count = max(state.published_full_block_count, num_shared)
-        return self._published(state, record, canonical, news=news)
+        canonical = plans.page_ids([self._state.page_of[key] for key in path])
+        self._state.committed += news
+        self._state.paired_commits += news and bool(record.draft_pages)
+        self._state.existing += attempted and not news
+        if len(path) > len(state.known_keys):
+            state.known_keys = path
+        state.published_full_block_count = max(state.published_full_block_count, len(path))
+        while len(self._state.records) > self._max_records:
+            self._state.evict(self._state.records[0])
+        return PublishResult(
+            PublishStatus.PUBLISHED if news else PublishStatus.EXISTING_RECORD,
+            self._handles.view(record) if record in self._state.records else None,
+            canonical,
+            state.published_full_block_count,
+        )
 
     def retire_snapshots(self, lease: CacheRequestLease, reservation: HybridSnapshotReservation) -> None:
-        """See `CacheManager.retire_snapshots`."""
-        state = self._leased(lease)
-        self._check_reservation(state, reservation)
+        state = self._reserving(lease, reservation)
         held = state.reserved_slots()
         state.reserved = None
         self._state.give_back(held)
 
     def release_restored_snapshots(self, lease: CacheRequestLease) -> None:
-        """See `CacheManager.release_restored_snapshots`."""
-        state = self._leased(lease)
+        state = self._handles.leased(lease)
         held = list(state.restored.items())
         state.restored = {}
         self._state.give_back(held)
 
-    def _check_reservation(self, state: LeaseState, reservation: HybridSnapshotReservation) -> None:
+    def _reserving(self, lease: CacheRequestLease, reservation: HybridSnapshotReservation) -> LeaseState:
+        state = self._handles.leased(lease)
         if state.reserved is None or reservation != state.reserved:
             raise ContractError(f"{reservation!r} is not the lease's")
+        return state
+
+    # The whole cache
 
     def clear(self) -> None:
-        """See `CacheManager.clear`."""
         if self._state.leases:
             raise ContractError(f"{len(self._state.leases)} leases are out; release them first")
         while self._state.records:
             self._state.evict(self._state.records[0])
         self._state.gone.clear()
+
+    def pool(self, resource_type: ResourceType) -> PoolOccupancy:
+        pool = self._state.pools[resource_type]
+        return PoolOccupancy(len(pool.free), pool.capacity)
+
+    @property
+    def records(self) -> list[CacheRecord]:
+        return [self._handles.view(record) for record in self._state.records]
+
+    @property
+    def num_leases(self) -> int:
+        return len(self._state.leases)
+
+    @property
+    def num_indexed_blocks(self) -> int:
+        return len(self._state.page_of)
+
+    def counters(self) -> ManagerCounters:
+        state = self._state
+        return ManagerCounters(
+            publication_attempts=state.committed + state.existing + state.refused,
+            committed_publications=state.committed,
+            existing_publications=state.existing,
+            refused_publications=state.refused,
+            spec_pair_publications=state.paired_commits,
+            evicted_records=state.evicted_records,
+            reclaimed_base_kv_pages=state.reclaimed[BASE],
+            reclaimed_draft_kv_pages=state.reclaimed[DRAFT],
+            reclaimed_recurrent_snapshots=state.reclaimed[RECURRENT],
+            reclaimed_partial_kv_snapshots=state.reclaimed[PARTIAL],
+        )
+
+    def check_invariants(self) -> None:
+        self._state.check_invariants()
+
+    # For tests alone
+
+    def lease_known_keys(self, lease: CacheRequestLease) -> Keys:
+        """Return the keys of the blocks that a lease reused or published: its own prefix."""
+        return self._handles.leased(lease).known_keys
+
+    @property
+    def lately_evicted_keys(self) -> frozenset[Hash128]:
+        """Keys of blocks and checkpoints that were evicted since the last `clear`."""
+        return frozenset(self._state.gone)
 
 
 def _check_keys(keys: Any, num_blocks: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +62,13 @@ class Match:
     keys: Keys
     record: RecordState | None
     checkpoint_length: int = 0
+
+
+class Proof(NamedTuple):
+    """What must still be so at `acquire`: the blocks that matched, and the serial of the checkpoint's record (or 0)."""
+
+    keys: Keys
+    serial: int
 
 
 def matched_prefix(state: ReferenceState, keys: Keys) -> int:
@@ -181,14 +189,8 @@ def make_plan(
         exact_checkpoint_length=match.checkpoint_length,
         spec_replay_mode=SpecReplayMode.FULL_PAGE if rules.replays and match.keys else SpecReplayMode.NONE,
         _owner=owner,
-        _proof=_proof(match),
+        _proof=Proof(match.keys, match.record.serial if match.record is not None and match.checkpoint_length else 0),
     )
-
-
-def _proof(match: Match) -> tuple[int, ...]:
-    """Return what must still be so at `acquire`: the checkpoint's record, and the words of the blocks' keys."""
-    serial = match.record.serial if match.record is not None and match.checkpoint_length else 0
-    return (serial, *(word for key in match.keys for word in (key.hi, key.lo)))
 
 
 def miss_reason(

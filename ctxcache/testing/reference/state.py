@@ -19,6 +19,8 @@ RECURRENT, PARTIAL = ResourceType.RECURRENT_SNAPSHOT, ResourceType.PARTIAL_KV_SN
 Keys: TypeAlias = tuple[Hash128, ...]
 """Keys of a sequence's leading full blocks."""
 Demand: TypeAlias = dict[ResourceType, int]
+NO_SHARE: dict[ResourceType, set[int]] = {}
+"""A demand that shares nothing."""
 
 
 @dataclass(eq=False)
@@ -87,7 +89,10 @@ class ReferenceState:
         self.records: list[RecordState] = []
         self.page_of: dict[Hash128, int] = {}
         self.gone: set[Hash128] = set()  # keys of blocks and checkpoints that were evicted
-        self.evicted_records = 0
+        self.generations: list[int] = []  # by lease row: how often it was released
+        self.free_rows: list[int] = []  # released rows, the last one first to give
+        self.last_serial = 0
+        self.committed = self.existing = self.refused = self.paired_commits = self.evicted_records = 0
         self.reclaimed = dict.fromkeys(capacities, 0)
 
     # --- who holds what ------------------------------------------------------------------------------------------------

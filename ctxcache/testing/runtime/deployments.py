@@ -63,7 +63,12 @@ _HIDDEN_SIZE = 4
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How small a deployment is. Pages of 0 take one full row for every sequence of the largest batch."""
+    """How small a deployment is. Pages of 0 take one full row for every sequence of the largest batch.
+
+    Attributes:
+        layer_groups: how often the base repeats its kind's layers.
+        partial_snapshots: partial-KV snapshots; `None` for as many as others.
+    """
 
     tokens_per_page: int = 4
     max_tokens: int = 32
@@ -72,11 +77,13 @@ class Sizes:
     num_draft_pages: int = 0
     snapshots: int = 6
     max_records: int = 1024
+    layer_groups: int = 1
+    partial_snapshots: int | None = None
 
 
 def make_deployment(kind: Kind, sizes: Sizes) -> DeploymentConfig:
     """Return a deployment of a kind: one or two layers of each type, one word a token."""
-    layers = _LAYERS[kind]
+    layers = _LAYERS[kind] * sizes.layer_groups
     base = EngineConfig(
         layers=layers,
         attention=(_ATTENTION,) * layers.count(_A),
@@ -100,29 +107,32 @@ def make_deployment(kind: Kind, sizes: Sizes) -> DeploymentConfig:
     return DeploymentConfig(base, draft, _SPECS.get(kind))
 
 
-def make_config(deployment: DeploymentConfig, sizes: Sizes, *, page_sanitizer: bool) -> ContextCacheConfig:
-    """Return a configuration whose budgets pay for exactly the wanted snapshots."""
+def make_config(deployment: DeploymentConfig, sizes: Sizes, **settings: Any) -> ContextCacheConfig:
+    """Return a configuration whose budgets pay for exactly the wanted snapshots; `settings` are further ones."""
+    partial = sizes.snapshots if sizes.partial_snapshots is None else sizes.partial_snapshots
     return ContextCacheConfig(
         max_records=sizes.max_records,
         recurrent_snapshot_pool_bytes=sizes.snapshots * recurrent_bytes_per_slot(deployment),
-        partial_kv_snapshot_pool_bytes=sizes.snapshots * partial_kv_bytes_per_slot(deployment),
+        partial_kv_snapshot_pool_bytes=partial * partial_kv_bytes_per_slot(deployment),
         hash_key=HASH_KEY,
-        page_sanitizer=page_sanitizer,
+        **settings,
     )
 
 
-def make_resources(deployment: DeploymentConfig, ops: RuntimeDeviceOps) -> ContextCachePhysicalResources:
-    """Allocate what a deployment needs, on stream `None`."""
+def make_resources(
+    deployment: DeploymentConfig, ops: RuntimeDeviceOps, stream: Any = None
+) -> ContextCachePhysicalResources:
+    """Allocate what a deployment needs."""
 
     def table(engine: EngineConfig) -> KVPageTable | None:
         if not engine.num_attention_layers:
             return None
         return KVPageTable(engine.max_batch_size, engine.pages_per_sequence, engine.num_pages, device_ops=ops)
 
-    base_cache = HybridCacheManager(deployment.base, None, device_ops=ops)
+    base_cache = HybridCacheManager(deployment.base, stream, device_ops=ops)
     if deployment.draft is None:
         return ContextCachePhysicalResources(base_cache, table(deployment.base))
-    draft_cache = HybridCacheManager(deployment.draft, None, device_ops=ops)
+    draft_cache = HybridCacheManager(deployment.draft, stream, device_ops=ops)
     return ContextCachePhysicalResources(base_cache, table(deployment.base), draft_cache, table(deployment.draft))
 
 

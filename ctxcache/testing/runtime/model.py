@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ctxcache.arguments import Words
 from ctxcache.device.kv_pools import HybridCacheManager
 from ctxcache.device.page_table import KVPageTable
 from ctxcache.ids import LayerType
@@ -101,8 +102,9 @@ class RecurrentModel:
 
     def __init__(self, cache: HybridCacheManager, report: list[str]) -> None:
         self._report = report
+        self._max_batch = cache.max_batch
         self._arrays = [
-            (layer, part, np.asarray(array).reshape(cache.max_batch, -1).view(np.uint64))
+            (layer, part, array)
             for layer, kind in enumerate(cache.config.layers)
             if kind is LayerType.RECURRENT
             for part, array in (
@@ -113,29 +115,37 @@ class RecurrentModel:
 
     def run(self, slot: int, transcript: Transcript, start: int, stop: int, what: str) -> None:
         """Check that the state has seen `start` tokens, and let it see `stop`."""
-        for layer, part, words in self._arrays:
+        for layer, part, array in self._arrays:
+            words = self._words(array)
             if (words[slot] != transcript.state(part, layer, start)).any():
                 self._report.append(f"{what}: slot {slot}, layer {layer}: {part.name} is not that of {start} tokens")
             words[slot] = transcript.state(part, layer, stop)
 
     def spoil(self, word: int) -> None:
         """Leave in every slot what another request would."""
-        for _, _, words in self._arrays:
-            words[:] = word
+        for _, _, array in self._arrays:
+            self._words(array)[:] = word
+
+    def _words(self, array: Any) -> Words:
+        """Look anew each time: where an array lies on a GPU, it is looking that waits for the stream."""
+        return np.asarray(array).reshape(self._max_batch, -1).view(np.uint64)
 
 
 class HiddenModel:
     """The hidden rows that the base leaves for its MTP draft: `[batch, rows, 1]` words."""
 
     def __init__(self, hidden_states: Any, report: list[str]) -> None:
-        self._words = np.asarray(hidden_states).view(np.uint64)[..., 0]
+        self._hidden_states = hidden_states
         self._report = report
 
     def write(self, slot: int, row: int, transcript: Transcript, length: int) -> None:
         """Leave the hidden row of token `length - 1`."""
-        self._words[slot, row] = transcript.state(Part.HIDDEN, 0, length)
+        self._words()[slot, row] = transcript.state(Part.HIDDEN, 0, length)
 
     def check(self, slot: int, row: int, transcript: Transcript, length: int, what: str) -> None:
         """Check that a restored row is that of token `length - 1`."""
-        if self._words[slot, row] != transcript.state(Part.HIDDEN, 0, length):
+        if self._words()[slot, row] != transcript.state(Part.HIDDEN, 0, length):
             self._report.append(f"{what}: slot {slot}: the hidden row is not that of token {length - 1}")
+
+    def _words(self) -> Words:
+        return np.asarray(self._hidden_states).view(np.uint64)[..., 0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,15 +12,13 @@ from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.ids import ContextCacheExecutionMode as Mode
 from ctxcache.ids import Phase
 from ctxcache.request.admission import ContextCacheBatchAdmission, ContextCacheSequenceAdmission
-
-if TYPE_CHECKING:
-    from ctxcache.testing.runtime.runtime import FakeRuntime
+from ctxcache.testing.runtime.steps import Runtime
 
 _ADMISSION = ContextCacheBatchAdmission([ContextCacheSequenceAdmission([1, 2, 3])])
 _REFUSED = "ContractError"
 
 
-def probe_active(runtime: FakeRuntime) -> None:
+def probe_active(runtime: Runtime) -> None:
     """While a request is active there is no second one, no shutdown, no recovery, and nothing to clear."""
     coordinator = runtime.coordinator
     state = runtime.request.inspect().state
@@ -35,7 +33,7 @@ def probe_active(runtime: FakeRuntime) -> None:
         runtime.violations.append("a refusal changed the active request")
 
 
-def probe_poisoned(runtime: FakeRuntime) -> None:
+def probe_poisoned(runtime: Runtime) -> None:
     """While a request is quarantined nothing is admitted, recovered or cleared, and its leases stay out."""
     coordinator = runtime.coordinator
     leases = coordinator.manager.num_leases
@@ -51,7 +49,7 @@ def probe_poisoned(runtime: FakeRuntime) -> None:
         runtime.violations.append("a refusal changed the quarantine")
 
 
-def probe_sanitizer(runtime: FakeRuntime, which: int, at: int) -> None:
+def probe_sanitizer(runtime: Runtime, which: int, at: int) -> None:
     """Write one byte into a page that the admitted request shares, as a wrong kernel would: the sanitizer must find it.
 
     Args:
@@ -80,7 +78,7 @@ def probe_sanitizer(runtime: FakeRuntime, which: int, at: int) -> None:
         content[at % content.size] ^= 1 << at % 8
 
 
-def _ask(runtime: FakeRuntime, when: str, what: str, call: Callable[[], Any], expected: str) -> None:
+def _ask(runtime: Runtime, when: str, what: str, call: Callable[[], Any], expected: str) -> None:
     try:
         outcome = call()
     except ContractError:

@@ -16,7 +16,8 @@ from ctxcache.request.admission import DecodingKvHeadroom
 from ctxcache.testing.faults import InjectedFaultError
 from ctxcache.testing.runtime.identities import MEDIA, TENANT
 from ctxcache.testing.runtime.probes import probe_active
-from ctxcache.testing.runtime.runtime import FakeRuntime, RequestEnded, WaitFailed
+from ctxcache.testing.runtime.runtime import FakeRuntime, WaitFailed
+from ctxcache.testing.runtime.steps import RequestEnded
 
 SHORT = [1, 2, 0, 1, 2, 0]
 LONG = [1, 2, 0, 1, 2, 2, 0, 1, 1, 0, 2]
@@ -222,7 +223,7 @@ def failed_drain(runtime: FakeRuntime) -> None:
     runtime.begin([LONG, OTHER])
     runtime.prepare()
     runtime.compute_prompts()
-    runtime.outcomes = [700]
+    runtime.sync.outcomes = [700]
     runtime.abandon()
 
 

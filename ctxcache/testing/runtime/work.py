@@ -48,16 +48,11 @@ class Running:
 
 
 class ModelWork:
-    """The models of a deployment, base and draft, behind a lazy stream: `enqueue` puts work there, with what it touches.
-
-    Attributes:
-        hidden: the base's hidden rows, `[batch, 2, hidden_size]`; `None` where nothing saves them.
-    """
+    """The models of a deployment, base and draft: `enqueue` takes their work, with what it touches."""
 
     def __init__(
         self, resources: ContextCachePhysicalResources, hidden: Any, enqueue: Enqueue, report: list[str]
     ) -> None:
-        self.hidden = hidden
         self._enqueue = enqueue
         base, draft = resources.base_cache, resources.draft_cache
         self._tokens_per_page = base.config.tokens_per_page

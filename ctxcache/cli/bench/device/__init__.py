@@ -1,1 +1,4 @@
-"""`ctxcache bench device`: the ops on a GPU and what a runtime would write instead. Needs a CUDA target."""
+"""`ctxcache bench device`: the ops on a GPU and what a runtime would write instead. Needs a CUDA target.
+
+May import `cli`, `cli.bench`, `config`, `device`, `errors`, `ids`.
+"""
