@@ -24,7 +24,7 @@ from ctxcache.ids import (
 from ctxcache.keys.identity import BlockKeyExtras
 from ctxcache.manager.results import CacheRequestLease
 from ctxcache.request.batch import NOT_FROZEN, Batch, StagedHybridPublication
-from ctxcache.request.owner import Custody
+from ctxcache.request.custody import Custody
 from ctxcache.request.request import Request
 
 

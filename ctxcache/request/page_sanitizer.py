@@ -21,7 +21,7 @@ from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.ids import LayerType
 from ctxcache.manager.manager import ContextCacheManager
 from ctxcache.request.batch import NOT_FROZEN, Batch
-from ctxcache.request.owner import Custody
+from ctxcache.request.custody import Custody
 from ctxcache.request.request import DeviceLink, PageSums, Request
 
 _Blocks = tuple[int, int, int]
