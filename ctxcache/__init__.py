@@ -72,7 +72,7 @@ try:
         ContextCacheSequenceAdvance,
         DecodingKvHeadroom,
     )
-    from ctxcache.request.batch import StagedHybridPublication
+    from ctxcache.request.batch import AcquireSequenceResult, StagedHybridPublication
     from ctxcache.request.explain import MatchExplanation
     from ctxcache.request.handle import (
         AdmissionResult,
@@ -82,7 +82,6 @@ try:
         RequestState,
         SequenceState,
     )
-    from ctxcache.request.lookup import AcquireSequenceResult
     from ctxcache.session import CoordinatorSession
     from ctxcache.warmup import WarmupReport, warmup
 except ImportError as cause:

@@ -146,16 +146,16 @@ class ContextCacheCoordinator:
                 self._fail("another request is active; finish it, or leave its block, first")
             return BeginRequestResult(refusal)
         try:
-            acquisition = self._acquirer.acquire(checked)
-            if isinstance(acquisition, str):
-                return BeginRequestResult(self._fail(acquisition))
-            batch = Batch(checked, acquisition.sequences, self._binding.room)
+            acquired = self._acquirer.acquire(checked)
+            if isinstance(acquired, str):
+                return BeginRequestResult(self._fail(acquired))
+            batch = Batch(checked, acquired, self._binding.room)
             policy = choose_publication(self._kind, batch.execution_mode, publishes=batch.publishes)
             publication = policy(self._manager, self._tokens_per_page, self._counters, self._identities)
             request = Request(batch, publication, self._binding.link)
             handle = RequestHandle(self, self._custody, request)
             result = BeginRequestResult(Status.OK, AdmissionResult(handle, batch.reuse_lengths.tolist()))
-            self._acquirer.count(acquisition, bypass=not batch.publishes)
+            self._acquirer.count(acquired, bypass=not batch.publishes)
             self._custody.active = request
         except BaseException:  # out of host memory, or interrupted: nobody holds a handle, so nobody else can release
             self._custody.active = None
