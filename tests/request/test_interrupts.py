@@ -6,6 +6,7 @@ import gc
 import logging
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -250,7 +251,7 @@ LIFE: dict[str, tuple[Callable[[FakeRuntime], None], Callable[[FakeRuntime], Non
     "drop": (prefilling, FakeRuntime.drop),
     "capture": (prefilling, FakeRuntime.capture),
     "publish and restore": (prepared, lambda runtime: runtime.compute_prompts([9])),
-    "explain": (begun, lambda runtime: any_operation(runtime)),
+    "explain": (begun, any_operation),
     "clear": (finished, lambda runtime: runtime.coordinator.clear()),
     "shut down": (finished, lambda runtime: runtime.coordinator.shutdown()),
 }
@@ -295,7 +296,7 @@ def test_an_interrupt_anywhere_leaves_a_coordinator_that_goes_on(
         interrupts = Interrupts(place)
         kept = interrupts.watch(work, runtime)
         violations = [] if interrupts.places[-1] == place else ["was not interrupted there"]
-        in_another_thread(lambda: any_operation(runtime))
+        in_another_thread(partial(any_operation, runtime))
         if not runtime.settle():
             violations.append("still poisoned")
         check_balance(runtime, violations)
