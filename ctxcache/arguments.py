@@ -1,4 +1,4 @@
-"""Checks of what callers pass: numbers, flags, members of enumerations, arrays of integers. The one home of such checks.
+"""Checks of what callers pass: numbers, flags, enumerations, arrays of integers, compaction mappings. Their one home.
 
 Each returns the value in the one form that the rest of the package works with (a NumPy scalar becomes an `int`, so that no
 arithmetic happens in its width; an array becomes one of the one layout that compiled code is compiled for), or raises with

@@ -128,16 +128,19 @@ class ContextCacheCoordinator:
         """Admit a batch: find what each sequence can reuse, and lease the pages of its first working set.
 
         Args:
-            admission: the sequences, and how they run.
+            admission: the sequences, and how they run. Read before this returns, and not kept.
             stream: the coordinator's stream; another one is refused.
-            headroom: tokens beyond the prompt that the first working set covers; the default is the mode's.
+            headroom: tokens beyond the prompt that the first working set covers; by default what the mode's step may write:
+                one token, or the verified and drafted ones.
 
         Returns:
-            `OK` with a handle in phase `ADMITTED` and the offsets at which prefill begins; `REQUEST_FAILED` when a request
-            is active or a sequence does not fit; `POISONED` after a failed drain.
+            `OK` with a handle in phase `ADMITTED`, which its holder has to `finish` or `abandon` (or use as a context manager),
+            and with `prefill_starts`, one token offset a sequence, where prefill begins. `REQUEST_FAILED` when a request is
+            active or a sequence does not fit now; `failure` says which. `POISONED` after a failed drain.
 
         Raises:
-            ContractError: a bad argument, or the coordinator is shut down. Nothing has changed.
+            ContractError: a bad argument, a sequence that could never fit, or the coordinator is shut down. Nothing has changed.
+            InvariantError: the library's own state is broken; please report it.
         """
         self._require_own_stream(stream)
         checked = self._rules.read_admission(admission, headroom)
