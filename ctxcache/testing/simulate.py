@@ -234,12 +234,13 @@ def draw_episode(seed: int, number: int, kinds: Sequence[Kind] = tuple(Kind)) ->
     """Choose the deployment of one episode."""
     rng = random.Random(f"{seed} {number}")  # noqa: S311 - a simulation is no secret
     tokens_per_page = rng.choice((1, 2, 3, 4, 4, 5))
-    max_tokens = tokens_per_page * rng.randint(6, 9)
+    max_tokens = max(tokens_per_page * rng.randint(6, 9) - rng.randrange(tokens_per_page), 12)
     max_batch = rng.randint(1, 4)
     row = -(-max_tokens // tokens_per_page)
     sizes = Sizes(
         tokens_per_page=tokens_per_page,
-        max_tokens=max(max_tokens, 12),
+        max_tokens=max_tokens,
+        max_draft_tokens=max_tokens - rng.choice((0, 1, 3, tokens_per_page + 1)),
         max_batch=max_batch,
         num_pages=0 if rng.random() < 0.3 else rng.randint(max(row, 12), 3 * max(row, 12)),
         num_draft_pages=0 if rng.random() < 0.3 else rng.randint(max(row, 12), 3 * max(row, 12)),

@@ -333,7 +333,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a step is foretold without a look at the pages",
         "coordinator.py",
-        "return self._manager.can_grow_leases(batch.lease_rows, *targets.pages) & targets.fit",
+        "return self._manager.can_grow_leases(batch.lease_rows, targets.base_pages, targets.draft_pages) & targets.fit",
         "return targets.fit",
     ),
     Mutant(
@@ -357,7 +357,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "media are left out of the keys of what is generated",
         "request/batch.py",
-        "keys.extend(self.tokens[slot, :length], self._media(slot, length))",
+        "keys.extend(self.tokens[slot, :length], self.media_of(slot, length))",
         "keys.extend(self.tokens[slot, :length], None)",
     ),
     Mutant(

@@ -19,6 +19,9 @@ from ctxcache.testing.runtime.identities import Media, extras_of, media_behind
 from ctxcache.testing.runtime.probes import probe_poisoned
 from ctxcache.testing.runtime.steps import Runtime
 
+USUAL_SIZES = Sizes(max_draft_tokens=26)
+"""The draft's rows end before the base's, and neither ends with a page."""
+
 
 class WaitFailed(Exception):  # noqa: N818 - an outcome, not an error
     """The runtime's own synchronisation failed: its model did not run to the end."""
@@ -48,7 +51,7 @@ class FakeRuntime(Runtime):
         self.page_sanitizer = page_sanitizer
         self.deferred = DeferredDeviceOps(NumpyDeviceOps(), random.Random(seed))  # noqa: S311 - a schedule is no secret
         faults = FaultInjector(self.deferred, plan)
-        super().__init__(kind, Sizes() if sizes is None else sizes, faults, page_sanitizer=page_sanitizer)
+        super().__init__(kind, USUAL_SIZES if sizes is None else sizes, faults, page_sanitizer=page_sanitizer)
         self.ledger = OwnershipLedger(self.coordinator, self.deferred)
         KeyOracle(self.coordinator.manager, self._identity_of, self.violations)
         self._num_poisonings = 0
