@@ -19,13 +19,13 @@ from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ResourceType
 from ctxcache.testing.actions import ACTIONS, Action, draw, simplifications
 from ctxcache.testing.faults import FaultPlan, InjectedFaultError
+from ctxcache.testing.kind_sweep import check_balance
 from ctxcache.testing.reference.manager import ReferenceManager
 from ctxcache.testing.runtime.deployments import Sizes
 from ctxcache.testing.runtime.runtime import FakeRuntime, WaitFailed
 from ctxcache.testing.runtime.scripts import InjectedInterrupt, quiet_log
 from ctxcache.testing.runtime.steps import RequestEnded
 from ctxcache.testing.shadow import ShadowManager
-from ctxcache.testing.sweep import check_balance
 
 EPISODE_STEPS = 200
 _COMPARE_EVERY = 8
@@ -118,7 +118,12 @@ class World:
     @property
     def violations(self) -> list[str]:
         """Everything that was wrong so far."""
-        return [*self.runtime.violations, *self.runtime.ledger.violations, *self.shadow.violations]
+        return [
+            *self.runtime.violations,
+            *self.runtime.ledger.violations,
+            *self.runtime.guard.violations,
+            *self.shadow.violations,
+        ]
 
     def do(self, action: Action, number: int) -> None:
         """Do one action, and look over what it left."""
@@ -158,7 +163,7 @@ class World:
             self._settle()
             self.runtime.coordinator.shutdown()
         self.shadow.compare()
-        check_balance(self.runtime, self.runtime.violations)
+        check_balance(self.runtime.coordinator.manager, self.runtime.violations)
 
     def _settle(self) -> None:
         """Clean up behind a failed drain or a failed model; in the end the device gets well."""

@@ -97,14 +97,14 @@ def test_a_session_decodes_to_the_longest(kind: Kind) -> None:
     h = deployed(kind, max_tokens=32)
     has_common = kind is Kind.EAGLE
     with h.coordinator.session([T(28)], execution_mode=h.native_mode) as session:
-        session.prefilled([7], common_state_lengths=[28] if has_common else None)
+        session.prefilled([7], common_lengths=[28] if has_common else None)
         length = 28
         while session.can_decode().all():
             session.before_decode()
             assert session.capacities.tolist() == [32]
             count = min(3, 32 - length)
             length += count
-            session.decoded([[7] * count], common_state_lengths=[length] if has_common else None)
+            session.decoded([[7] * count], common_lengths=[length] if has_common else None)
         assert length == 32
         with pytest.raises(RequestFailedError, match="32 tokens with state"):
             session.before_decode()

@@ -14,9 +14,9 @@ from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.testing import Fault, FaultMode, FaultPlan
 from ctxcache.testing.fault_runs import FaultRun, faults_at, survey
+from ctxcache.testing.kind_sweep import aftermath, run_with
 from ctxcache.testing.runtime.runtime import FakeRuntime
 from ctxcache.testing.simulate import Episode, draw_episode, simulate
-from ctxcache.testing.sweep import aftermath, run_with
 
 PAGED = [kind for kind in Kind if kind is not Kind.PURE_RECURRENT]
 KINDS = pytest.mark.parametrize("kind", PAGED, ids=lambda kind: kind.value)

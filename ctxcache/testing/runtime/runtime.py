@@ -14,6 +14,7 @@ from ctxcache.testing.deferred import DeferredDeviceOps, Use
 from ctxcache.testing.faults import OUTSIDE, FaultInjector, FaultPlan
 from ctxcache.testing.key_oracle import KeyOracle
 from ctxcache.testing.ledger import OwnershipLedger
+from ctxcache.testing.page_guard import PageGuard
 from ctxcache.testing.runtime.deployments import Sizes
 from ctxcache.testing.runtime.identities import Media, extras_of, media_behind
 from ctxcache.testing.runtime.probes import probe_poisoned
@@ -34,7 +35,8 @@ class FakeRuntime(Runtime):
         page_sanitizer: as asked for.
         deferred: the lazy stream.
         ops: faults around it.
-        ledger: looks at every change of an owner.
+        ledger: looks at every report and every change of an owner.
+        guard: looks for writes where there is nothing to write.
     """
 
     ops: FaultInjector
@@ -53,6 +55,7 @@ class FakeRuntime(Runtime):
         faults = FaultInjector(self.deferred, plan)
         super().__init__(kind, USUAL_SIZES if sizes is None else sizes, faults, page_sanitizer=page_sanitizer)
         self.ledger = OwnershipLedger(self.coordinator, self.deferred)
+        self.guard = PageGuard(self.coordinator)
         KeyOracle(self.coordinator.manager, self._identity_of, self.violations)
         self._num_poisonings = 0
 
