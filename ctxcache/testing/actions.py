@@ -103,12 +103,14 @@ def _misuse(runtime: FakeRuntime, argument: Any) -> None:
     if runtime.handle is not None and runtime.handle.valid:
         probe_active(runtime)
     advances = [ContextCacheSequenceAdvance([1], 10_000)] * max(1, len(runtime.running))
+    whole_row = ContextCacheBatchAdmission([ContextCacheSequenceAdmission([1] * runtime.sizes.max_tokens)])
     calls: tuple[Callable[[], Any], ...] = (
         lambda: runtime.coordinator.finalize_prefill_publication(runtime.request, advances),
         lambda: runtime.coordinator.complete_decode_step(runtime.request, advances),
         lambda: runtime.coordinator.begin_batch_compaction(runtime.request, [5], 1, None),
         lambda: runtime.coordinator.begin_request(ContextCacheBatchAdmission([]), None),
         runtime.coordinator.recover,
+        lambda: runtime.coordinator.begin_request(whole_row, None),
     )
     call = calls[argument % len(calls)]
     if runtime.handle is None and argument % len(calls) < 3:
@@ -257,7 +259,7 @@ _ARGUMENTS: dict[str, Callable[[random.Random, FakeRuntime], Any]] = {
         rng.random() < 0.9,
     ),
     "explain": _draw_prompt,
-    "misuse": lambda rng, _: rng.randrange(5),
+    "misuse": lambda rng, _: rng.randrange(6),
     "stray": lambda rng, _: (rng.randrange(64), rng.randrange(1 << 16)),
     "fault": _draw_fault,
 }

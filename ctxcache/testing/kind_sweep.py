@@ -172,6 +172,7 @@ def aftermath(runtime: FakeRuntime) -> list[str]:
             runtime.prefill(ENDPOINTS)
             runtime.decode([0, 1], accepted=[2])
             runtime.finish()
+        runtime.verify_pages()
         check_balance(runtime.coordinator.manager, violations)
     except (ContextCacheError, RequestEnded, WaitFailed) as failure:
         violations.append(f"a healthy device, and yet: {failure!r}")

@@ -99,7 +99,7 @@ class PageGuard:
 
     def _contents(self, pools: _Pools) -> list[NDArray[np.uint8]]:
         shape = (2, pools.cache.num_pages, self._page, -1)
-        to_host: Callable[[Any], NDArray[Any]] = self._coordinator.device_ops.to_host
+        to_host: Callable[[Any], NDArray[Any]] = pools.cache.device_ops.to_host
         return [
             np.ascontiguousarray(to_host(pool)).reshape(-1).view(np.uint8).reshape(shape).copy()
             for pool in pools.cache.kv_pools

@@ -161,6 +161,7 @@ class World:
             self.runtime.coordinator.__exit__(None, None, None)
         else:
             self._settle()
+            self.runtime.verify_pages()
             self.runtime.coordinator.shutdown()
         self.shadow.compare()
         check_balance(self.runtime.coordinator.manager, self.runtime.violations)

@@ -94,6 +94,11 @@ class FakeRuntime(Runtime):
                 self.coordinator.recover()
         return not self.coordinator.poisoned
 
+    def verify_pages(self) -> None:
+        """Sum what is published once more, where sums are noted at all; raises where a page has changed."""
+        if self.page_sanitizer and self.resources.base_page_table is not None:
+            self.coordinator.verify_pages()
+
     def _identity_of(self, lease: CacheRequestLease) -> tuple[list[int], BlockKeyExtras, Media] | None:
         """Return whose tokens a lease holds."""
         running = next((running for running in self.running if running.lease is lease), None)
