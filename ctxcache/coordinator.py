@@ -573,6 +573,25 @@ class ContextCacheCoordinator:
         self._identities.clear()
 
     @serialised
+    def verify_pages(self) -> int:
+        """Sum every page that is published, and compare with what was noted then. For debugging; synchronises once.
+
+        Looks only where `ContextCacheConfig(page_sanitizer=True)` had sums noted. Possible beside an active request too: a
+        shared page is never written.
+
+        Returns:
+            Pages that were compared, all of them whole.
+
+        Raises:
+            PageCorruptionError: some were written; names each page, its layer and its record.
+            ContractError: the page sanitizer is off, or the coordinator is poisoned or shut down. Nothing has changed.
+            DeviceError: the device failed; an active request can only be finished or abandoned.
+        """
+        if self._custody.refusal() is Status.POISONED:
+            raise ContractError("verify_pages() is refused after a failed drain; shutdown(), then recover()")
+        return self._sanitizer.verify(self._custody.active)
+
+    @serialised
     def explain(self, admission: ContextCacheBatchAdmission) -> list[MatchExplanation]:
         """Say for each sequence what it would reuse now, and why not more. Changes nothing.
 

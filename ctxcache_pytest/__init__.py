@@ -22,7 +22,7 @@ import pytest
 
 if TYPE_CHECKING:
     from ctxcache import ContextCacheCoordinator
-    from ctxcache.testing import DeferredDeviceOps, Fault, FaultInjector, OwnershipLedger
+    from ctxcache.testing import DeferredDeviceOps, Fault, FaultInjector, OwnershipLedger, PageGuard
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -76,24 +76,45 @@ def ctxcache_deferred(ctxcache_seed: int) -> Callable[[ContextCacheCoordinator],
 @pytest.fixture
 def ctxcache_watch(
     ctxcache_seed: int,
-) -> Iterator[Callable[[ContextCacheCoordinator], OwnershipLedger]]:
-    """A function `(coordinator)` that watches every change of an owner, on a lazy stream.
+) -> Iterator[Callable[..., OwnershipLedger]]:
+    """A function `(coordinator, *, strict=True)` that watches every report and every change of an owner, on a lazy stream.
 
-    Returns the `OwnershipLedger`. When the test ends, what broke its rule fails the test, and so do a damaged manager and
+    Returns the `OwnershipLedger`. A report with work that is not proven complete fails at the call, where `strict` is true. When the test ends, what broke its rule fails the test, and so do a damaged manager and
     a lease that is out although no request is active or quarantined.
     """
     watched: list[tuple[ContextCacheCoordinator, OwnershipLedger]] = []
 
-    def watch(coordinator: ContextCacheCoordinator) -> OwnershipLedger:
+    def watch(coordinator: ContextCacheCoordinator, *, strict: bool = True) -> OwnershipLedger:
         from ctxcache.testing import OwnershipLedger  # noqa: PLC0415 - not before a fixture runs
 
-        ledger = OwnershipLedger(coordinator, _deferred(coordinator, ctxcache_seed))
+        ledger = OwnershipLedger(coordinator, _deferred(coordinator, ctxcache_seed), strict=strict)
         watched.append((coordinator, ledger))
         return ledger
 
     yield watch
     for coordinator, ledger in watched:
         judge(coordinator, ledger)
+
+
+@pytest.fixture
+def ctxcache_guard() -> Iterator[Callable[[ContextCacheCoordinator], PageGuard]]:
+    """A function `(coordinator)` that finds writes into pages where the runtime has nothing to write.
+
+    Returns the `PageGuard`. It looks at every report and at every end of a request, and fails there; and once more when the
+    test ends.
+    """
+    guards: list[PageGuard] = []
+
+    def guard(coordinator: ContextCacheCoordinator) -> PageGuard:
+        from ctxcache.testing import PageGuard  # noqa: PLC0415 - not before a fixture runs
+
+        _check_coordinator(coordinator)
+        guards.append(PageGuard(coordinator, strict=True))
+        return guards[-1]
+
+    yield guard
+    for each in guards:
+        each.check()
 
 
 def judge(coordinator: ContextCacheCoordinator, ledger: OwnershipLedger) -> None:

@@ -15,7 +15,7 @@ from ctxcache.cli.report import progress, write_json
 from ctxcache.fsm import FaultGroup
 
 if TYPE_CHECKING:
-    from ctxcache.testing.sweep import SweepResult
+    from ctxcache.testing.kind_sweep import SweepResult
 
 
 def list_points(groups: Sequence[FaultGroup], *, as_json: bool) -> None:
@@ -88,7 +88,7 @@ def run_sweep(groups: Sequence[FaultGroup], *, pairs: bool, exhaustive: bool, as
 
 def run_again(title: str, *, as_json: bool) -> bool:
     """Do one run of a sweep once more; returns whether its faults struck and nothing was wrong."""
-    from ctxcache.testing.sweep import replay  # noqa: PLC0415 - the list does without Numba
+    from ctxcache.testing.kind_sweep import replay  # noqa: PLC0415 - the list does without Numba
 
     outcome = replay(title)
     if as_json:
@@ -100,7 +100,7 @@ def run_again(title: str, *, as_json: bool) -> bool:
 
 
 def _sweep_one(group: FaultGroup, pairs: bool, exhaustive: bool) -> SweepResult:  # noqa: FBT001 - mapped
-    from ctxcache.testing.sweep import sweep  # noqa: PLC0415 - the list does without Numba
+    from ctxcache.testing.kind_sweep import sweep  # noqa: PLC0415 - the list does without Numba
 
     return sweep(group, pairs=pairs, exhaustive=exhaustive, progress=progress(group.name))
 

@@ -179,15 +179,16 @@ class Batch:
     def extend_keys(self, slot: int, length: int) -> NDArray[np.uint64]:
         """Return the keys of the full blocks of the first `length` tokens, `uint64[length // P, 2]` or more."""
         keys = self.keys[slot]
-        keys.extend(self.tokens[slot, :length], self._media(slot, length))
+        keys.extend(self.tokens[slot, :length], self.media_of(slot, length))
         return keys.full_block_keys
 
     def exact_key(self, slot: int, length: int) -> Hash128:
         """Return the exact-prefix key of the first `length` tokens."""
         self.extend_keys(slot, length)
-        return self.keys[slot].exact_key(self.tokens[slot, :length], self._media(slot, length), length)
+        return self.keys[slot].exact_key(self.tokens[slot, :length], self.media_of(slot, length), length)
 
-    def _media(self, slot: int, length: int) -> Words | None:
+    def media_of(self, slot: int, length: int) -> Words | None:
+        """Return the digests of the first `length` positions, `uint64[length, 2]`, or `None` for text."""
         media = self.media[slot]
         if media is not None and length > len(media):  # what is generated has none
             media = self.media[slot] = np.concatenate((media, np.zeros((length, 2), np.uint64)))

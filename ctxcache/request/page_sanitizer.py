@@ -6,7 +6,7 @@ page it is summed again, before the runtime reads it. Each of both takes one syn
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxcache.arguments import Int32s
-from ctxcache.device.kv_pools import HybridCacheManager
 from ctxcache.device.page_sums import allocate_sums, fold
-from ctxcache.errors import DeviceError, PageCorruptionError
+from ctxcache.errors import ContractError, DeviceError, PageCorruptionError
 from ctxcache.fsm import SANITIZER_TRANSITIONS
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.ids import LayerType
-from ctxcache.interrupts import run_outside
+from ctxcache.interrupts import Undoing, run_outside
 from ctxcache.manager.manager import ContextCacheManager
 from ctxcache.request.batch import NOT_FROZEN, Batch
 from ctxcache.request.custody import Custody
@@ -53,6 +52,14 @@ class NoSanitizer:
         del live, trigger
         return Status.OK
 
+    def verify(self, live: Request | None) -> int:
+        """Sum every published page once more, and compare; returns how many there are."""
+        del live
+        raise ContractError(
+            "verify_pages() compares with sums that were noted when pages were published, and none were; build the "
+            "coordinator with ContextCacheConfig(page_sanitizer=True), for a model that has attention layers"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _Witness:
@@ -73,6 +80,7 @@ class PageSanitizer(NoSanitizer):
         self._tokens_per_page = tokens_per_page
         self._witnesses: dict[str, dict[int, _Witness]] = {"base": {}, "draft": {}}
         self._num_requests = 0
+        self._unproven: list[PageSums] = []
 
     def check_reused(self, live: Request) -> Status:
         """Sum the pages that the request shares once more, and compare.
@@ -86,8 +94,10 @@ class PageSanitizer(NoSanitizer):
             live, "check_pages", [(slot, 0, self._num_shared(batch, slot)) for slot in range(batch.size)]
         )
         if status is Status.OK and live.sums is not None:
+            with self._custody.condemning(live, _device_failed):
+                read = self._read(live.sums)
             with self._custody.condemning(live):
-                for role, pages, sums in self._read(live, live.sums):
+                for role, pages, sums in read:
                     self._compare(role, pages, sums)
         return self._let_go(live, status)
 
@@ -107,8 +117,8 @@ class PageSanitizer(NoSanitizer):
         status = self._sum(live, trigger, blocks)
         if status is Status.OK and live.sums is not None:
             label = self._label(trigger)
-            with self._custody.condemning(live):
-                for role, pages, sums in self._read(live, live.sums):
+            with self._custody.condemning(live, _device_failed):
+                for role, pages, sums in self._read(live.sums):
                     witnesses = zip(pages.tolist(), sums, strict=True)
                     self._witnesses[role].update({page: _Witness(each, label, label) for page, each in witnesses})
         return self._let_go(live, status)
@@ -125,6 +135,40 @@ class PageSanitizer(NoSanitizer):
             return Status.OK
         return self.sum_slots(live, trigger, slots, live.batch.committed)
 
+    def verify(self, live: Request | None) -> int:
+        """Sum what records hold, prove it, and compare; the active request is unfit for more where the device fails.
+
+        Raises:
+            PageCorruptionError: names every page that has changed, its layer and its record.
+            DeviceError: the device failed.
+        """
+        records = self._manager.records
+        base = _gather([record.base_page_path for record in records])
+        draft = _gather([record.draft_page_path for record in records])
+        with Undoing(self._condemn, live, _device_failed):
+            sums = run_outside(self._link.state, self._sum_and_prove, base, draft)
+            read = self._read(sums)
+        label = f"verify_pages() after request {self._num_requests}"
+        changes = [change for role, pages, found in read for change in self._changes(role, pages, found, label)]
+        if changes:
+            raise PageCorruptionError("\n".join(changes) + _REMEDY)
+        return base.size + draft.size
+
+    def _sum_and_prove(self, base: Int32s, draft: Int32s) -> PageSums:
+        """Sum pages outside any request, and wait for the sums."""
+        resources, ops = self._link.resources, self._link.ops
+        sums = self._allocate(base, draft)
+        self._unproven.append(sums)  # until it is proven, the kernel may write them
+        if sums.base_sums is not None:
+            ops.sum_pages(resources.base_cache, base, sums.base_sums, self._link.stream)
+        if sums.draft_sums is not None and resources.draft_cache is not None:
+            ops.sum_pages(resources.draft_cache, draft, sums.draft_sums, self._link.stream)
+        code = self._link.prove()
+        if code is not None and code != 0:
+            raise RuntimeError(f"the synchroniser's code {code!r}")
+        self._unproven.clear()
+        return sums
+
     def _sum(self, live: Request, trigger: str, blocks: list[_Blocks]) -> Status:
         """Sum blocks on the device and prove it; the sums lie in `live.sums` then, unless there were none."""
         leases = live.batch.leases
@@ -132,18 +176,21 @@ class PageSanitizer(NoSanitizer):
         draft = _gather([leases[slot].draft_pages[first:last] for slot, first, last in blocks])
         if not base.size and not draft.size:
             return Status.OK
-        resources = self._link.resources
-        cache = resources.draft_cache
         with self._custody.condemning(live, _device_failed):
-            base_sums = self._allocate(resources.base_cache, base.size)
-            draft_sums = self._allocate(cache, draft.size)
-        live.sums = PageSums(base, base_sums, draft, draft_sums)
+            live.sums = run_outside(self._link.state, self._allocate, base, draft)
         return self._custody.fire(live, trigger)
 
-    def _allocate(self, cache: HybridCacheManager | None, num_pages: int) -> Any:
-        if cache is None or not num_pages:
-            return None
-        return run_outside(self._link.state, allocate_sums, self._link.ops, cache, num_pages)
+    def _allocate(self, base: Int32s, draft: Int32s) -> PageSums:
+        """Allocate what the sums of these pages go into."""
+        resources, ops = self._link.resources, self._link.ops
+        cache = resources.draft_cache
+        base_sums = allocate_sums(ops, resources.base_cache, base.size) if base.size else None
+        draft_sums = allocate_sums(ops, cache, draft.size) if draft.size and cache is not None else None
+        return PageSums(base, base_sums, draft, draft_sums)
+
+    def _condemn(self, live: Request | None) -> None:
+        if live is not None:
+            self._custody.condemn(live)
 
     def _let_go(self, live: Request, status: Status) -> Status:
         """Free the arrays of sums. After a failed drain the kernel may still write them: they stay with the request."""
@@ -151,29 +198,31 @@ class PageSanitizer(NoSanitizer):
             live.sums = None
         return status
 
-    def _read(self, live: Request, sums: PageSums) -> list[tuple[str, Int32s, NDArray[np.int64]]]:
+    def _read(self, sums: PageSums) -> list[tuple[str, Int32s, NDArray[np.int64]]]:
         sides = (("base", sums.base_pages, sums.base_sums), ("draft", sums.draft_pages, sums.draft_sums))
-        read = []
-        for role, pages, array in sides:
-            if array is not None:
-                with self._custody.condemning(live, _device_failed):
-                    host = run_outside(self._link.state, self._link.ops.to_host, array)
-                read.append((role, pages, fold(host)))
-        return read
+        return [
+            (role, pages, fold(run_outside(self._link.state, self._link.ops.to_host, array)))
+            for role, pages, array in sides
+            if array is not None
+        ]
 
     def _compare(self, role: str, pages: Int32s, sums: NDArray[np.int64]) -> None:
+        for change in self._changes(role, pages, sums, self._label("check_pages")):
+            raise PageCorruptionError(f"{change}{_REMEDY}")
+
+    def _changes(self, role: str, pages: Int32s, sums: NDArray[np.int64], label: str) -> Iterator[str]:
+        """Name each page that is not as it was seen last, and note of every other one that it was whole at `label`."""
         known = self._witnesses[role]
-        label = self._label("check_pages")
         for page, found in zip(pages.tolist(), sums, strict=True):
             witness = known[page]
             wrong = np.flatnonzero((found != witness.sums).any(axis=1))
             if wrong.size:
-                raise PageCorruptionError(
+                yield (
                     f"{role} page {page}, layer {self._layer(role, int(wrong[0]))}, of record {self._record(role, page)}: "
-                    f"written after {witness.seen_by} and before {label}; it was published by {witness.published_by}. "
-                    "Some kernel of the runtime writes into a shared page. Finish or abandon the request, then clear()"
+                    f"written after {witness.seen_by} and before {label}; it was published by {witness.published_by}"
                 )
-            known[page] = _Witness(witness.sums, witness.published_by, label)
+            else:
+                known[page] = _Witness(witness.sums, witness.published_by, label)
 
     def _num_shared(self, batch: Batch, slot: int) -> int:
         length = int(batch.reuse_lengths[slot])
@@ -194,6 +243,9 @@ class PageSanitizer(NoSanitizer):
             if page in path:
                 return record.serial
         return None
+
+
+_REMEDY = ". Some kernel of the runtime writes into a shared page. Finish or abandon the request, then clear()"
 
 
 def _device_failed(error: Exception) -> DeviceError:

@@ -73,8 +73,9 @@ class PublicationPolicy:
 
     def _note_identity(self, batch: Batch, slot: int, status: PublishStatus) -> None:
         if status is PublishStatus.PUBLISHED:
-            tokens = batch.tokens[slot, : batch.num_tokens[slot]]
-            self._identities.note(batch.keys[slot], tokens, batch.media[slot], batch.extras[slot])
+            length = int(batch.num_tokens[slot])
+            media = batch.media_of(slot, length)
+            self._identities.note(batch.keys[slot], batch.tokens[slot, :length], media, batch.extras[slot])
 
 
 class FullBlockPublication(PublicationPolicy):

@@ -20,7 +20,7 @@ from ctxcache.request.admission import (
 )
 from ctxcache.testing.faults import Fault, FaultMode, FaultPlan, InjectedFaultError
 from ctxcache.testing.runtime.identities import ADAPTER, MEDIA, NOBODY, TENANT
-from ctxcache.testing.runtime.probes import probe_active, probe_sanitizer
+from ctxcache.testing.runtime.probes import probe_active, probe_lengths, probe_sanitizer
 from ctxcache.testing.runtime.runtime import FakeRuntime
 from ctxcache.testing.runtime.scripts import InjectedInterrupt
 
@@ -77,10 +77,11 @@ def _prefill(runtime: FakeRuntime, argument: Any) -> None:
 
 def _decode(runtime: FakeRuntime, argument: Any) -> None:
     completed, accepted, lags, is_completed, more_tokens = argument
-    runtime.grow(runtime.roomy_headroom(more_tokens))
+    runtime.grow(runtime.roomy_headroom(more_tokens) if more_tokens else None)
     runtime.compute_step(accepted, lags)
     if is_completed:
         runtime.wait()
+        probe_lengths(runtime)
         runtime.complete([slot for slot in completed if slot < len(runtime.running)])
 
 
@@ -102,12 +103,14 @@ def _misuse(runtime: FakeRuntime, argument: Any) -> None:
     if runtime.handle is not None and runtime.handle.valid:
         probe_active(runtime)
     advances = [ContextCacheSequenceAdvance([1], 10_000)] * max(1, len(runtime.running))
+    whole_row = ContextCacheBatchAdmission([ContextCacheSequenceAdmission([1] * runtime.sizes.max_tokens)])
     calls: tuple[Callable[[], Any], ...] = (
         lambda: runtime.coordinator.finalize_prefill_publication(runtime.request, advances),
         lambda: runtime.coordinator.complete_decode_step(runtime.request, advances),
         lambda: runtime.coordinator.begin_batch_compaction(runtime.request, [5], 1, None),
         lambda: runtime.coordinator.begin_request(ContextCacheBatchAdmission([]), None),
         runtime.coordinator.recover,
+        lambda: runtime.coordinator.begin_request(whole_row, None),
     )
     call = calls[argument % len(calls)]
     if runtime.handle is None and argument % len(calls) < 3:
@@ -125,8 +128,7 @@ def _stray(runtime: FakeRuntime, argument: Any) -> None:
     if not (runtime.page_sanitizer and runtime.history):
         return
     runtime.spoil_states()
-    longest = runtime.sizes.max_tokens - max(4, runtime.sizes.tokens_per_page)
-    runtime.begin([said[:longest] for said in runtime.history][: runtime.sizes.max_batch])
+    runtime.begin([said[: runtime.sizes.longest_prompt] for said in runtime.history][: runtime.sizes.max_batch])
     probe_sanitizer(runtime, which, at)
     runtime.abandon()
 
@@ -200,8 +202,10 @@ def simplifications(action: Action) -> Iterator[Action]:
 
 def _draw_prompt(rng: random.Random, runtime: FakeRuntime) -> tuple[int, ...]:
     sizes = runtime.sizes
-    longest = sizes.max_tokens - max(4, sizes.tokens_per_page)
+    longest = sizes.longest_prompt
     length = rng.randint(1, longest)
+    if rng.random() < 0.2:  # near the end of the row
+        length = max(1, longest - rng.randrange(4))
     if rng.random() < 0.3:
         length = max(1, min(longest, length // sizes.tokens_per_page * sizes.tokens_per_page + rng.choice((0, 1))))
     if runtime.history and rng.random() < 0.4:  # a conversation goes on from what was generated
@@ -255,7 +259,7 @@ _ARGUMENTS: dict[str, Callable[[random.Random, FakeRuntime], Any]] = {
         rng.random() < 0.9,
     ),
     "explain": _draw_prompt,
-    "misuse": lambda rng, _: rng.randrange(5),
+    "misuse": lambda rng, _: rng.randrange(6),
     "stray": lambda rng, _: (rng.randrange(64), rng.randrange(1 << 16)),
     "fault": _draw_fault,
 }

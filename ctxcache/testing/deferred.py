@@ -10,9 +10,11 @@ proven complete holds old bytes, and tests see them.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -69,6 +71,24 @@ class Use:
     work: str
 
 
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """One piece of work on a lazy stream.
+
+    Attributes:
+        number: how many were enqueued up to it, itself included.
+        operation: the coordinator's operation in which it was enqueued, or behind which.
+        work: which device op it is, or the line that enqueued it.
+    """
+
+    number: int
+    operation: str
+    work: str
+
+    def __str__(self) -> str:
+        return f"enqueue {self.number}, {self.work}, in or behind {self.operation}"
+
+
 class DeferredDeviceOps:
     """Device ops whose stream is lazy; they delegate to eager ones (`NumpyDeviceOps`).
 
@@ -79,14 +99,18 @@ class DeferredDeviceOps:
 
     Attributes:
         inner: the ops that do the work.
+        unproven_work: what was enqueued since the last successful `synchronize`, in order; without what touches no page.
         unproven: what the work uses that was enqueued since the last successful `synchronize`, whether it has run or not.
+        num_enqueued: pieces of work that were ever enqueued.
         num_unproven_unnamed: pieces of the runtime's work, enqueued since then, of which nobody said what they use.
     """
 
     def __init__(self, inner: RuntimeDeviceOps, rng: RandomSource) -> None:
         _check_source(rng)
         self.inner = inner
+        self.unproven_work: list[Enqueued] = []
         self.unproven: list[Use] = []
+        self.num_enqueued = 0
         self.num_unproven_unnamed = 0
         self._rng = rng
         self._queue: deque[Callable[[], None]] = deque()
@@ -127,10 +151,12 @@ class DeferredDeviceOps:
         wrong = next((use for use in touched if not isinstance(use, Use)), None)
         if wrong is not None or not callable(work):
             raise ContractError(f"enqueue got {work!r} and the use {wrong!r}; pass a function, and Use values")
-        self._let_run()
-        self.unproven.extend(touched)
+        caller = sys._getframe(1)  # noqa: SLF001 - `inspect` would read the source of the whole stack
+        place = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno} in {caller.f_code.co_name}"
+        self._put(f"{touched[0].work} at {place}" if touched else f"work at {place}", work, touched)
         self.num_unproven_unnamed += uses is None
-        self._queue.append(work)
+        if uses is not None and not touched:
+            self.unproven_work.pop()
 
     def operation(self, name: str) -> None:
         """Delegate."""
@@ -154,7 +180,7 @@ class DeferredDeviceOps:
         """Enqueue the changes that the table has now."""
         upload = table.freeze_upload() if hasattr(table, "freeze_upload") else table
         try:
-            self._enqueue(lambda: self.inner.upload_rows(upload, stream))
+            self._put("upload_rows", lambda: self.inner.upload_rows(upload, stream))
         except BaseException:
             table.forget_device_rows()
             raise
@@ -163,7 +189,9 @@ class DeferredDeviceOps:
         """Enqueue."""
         lengths = check_lengths(cache, reuse_lengths).copy()
         cache.active_batch_size = len(lengths)
-        self._enqueue(lambda: _keeping_batch(cache, lambda: self.inner.reset_lengths(cache, lengths, stream)))
+        self._put(
+            "reset_lengths", lambda: _keeping_batch(cache, lambda: self.inner.reset_lengths(cache, lengths, stream))
+        )
 
     def advance_lengths(self, cache: Any, increment: Any, stream: Any) -> None:
         """Enqueue an advance of the slots that are active now."""
@@ -174,33 +202,37 @@ class DeferredDeviceOps:
             cache.active_batch_size = active
             self.inner.advance_lengths(cache, increment, stream)
 
-        self._enqueue(lambda: _keeping_batch(cache, advance))
+        self._put("advance_lengths", lambda: _keeping_batch(cache, advance))
 
     def zero_recurrent(self, cache: Any, slots: Int32s, stream: Any) -> None:
         """Enqueue."""
         cold = check_slots(cache, slots).copy()
-        self._enqueue(lambda: self.inner.zero_recurrent(cache, cold, stream))
+        self._put("zero_recurrent", lambda: self.inner.zero_recurrent(cache, cold, stream))
 
     def restore(self, storage: Any, jobs: SnapshotJobs, stream: Any) -> None:
         """Enqueue."""
         check_jobs(storage, jobs, to_snapshots=False)
         frozen = _copy_jobs(jobs)
-        self._enqueue(
-            lambda: self.inner.restore(storage, frozen, stream), self._uses_of_jobs(storage, frozen, restores=True)
+        self._put(
+            "restore",
+            lambda: self.inner.restore(storage, frozen, stream),
+            self._uses_of_jobs(storage, frozen, restores=True),
         )
 
     def capture(self, storage: Any, jobs: SnapshotJobs, stream: Any) -> None:
         """Enqueue."""
         check_jobs(storage, jobs, to_snapshots=True)
         frozen = _copy_jobs(jobs)
-        self._enqueue(
-            lambda: self.inner.capture(storage, frozen, stream), self._uses_of_jobs(storage, frozen, restores=False)
+        self._put(
+            "capture",
+            lambda: self.inner.capture(storage, frozen, stream),
+            self._uses_of_jobs(storage, frozen, restores=False),
         )
 
     def upload_mapping(self, mapping: Int32s, device_mapping: Any, stream: Any) -> None:
         """Enqueue."""
         entries = check_mapping_upload(mapping, device_mapping)[0].copy()
-        self._enqueue(lambda: self.inner.upload_mapping(entries, device_mapping, stream))
+        self._put("upload_mapping", lambda: self.inner.upload_mapping(entries, device_mapping, stream))
 
     def compact_slot_state(self, cache: Any, mapping: Any, old_batch: int, new_batch: int, stream: Any) -> None:
         """Enqueue."""
@@ -210,12 +242,13 @@ class DeferredDeviceOps:
         def compact() -> None:
             self.inner.compact_slot_state(cache, mapping, old_batch, new_batch, stream)
 
-        self._enqueue(lambda: _keeping_batch(cache, compact))
+        self._put("compact_slot_state", lambda: _keeping_batch(cache, compact))
 
     def capture_boundary_hidden(self, storage: Any, snapshot_slot: int, source: HiddenRow, stream: Any) -> None:
         """Enqueue."""
         check_hidden_row(storage, snapshot_slot, source)
-        self._enqueue(
+        self._put(
+            "capture_boundary_hidden",
             lambda: self.inner.capture_boundary_hidden(storage, snapshot_slot, source, stream),
             [self._use(ResourceType.RECURRENT_SNAPSHOT, snapshot_slot, writes=True)],
         )
@@ -223,7 +256,8 @@ class DeferredDeviceOps:
     def restore_boundary_hidden(self, storage: Any, snapshot_slot: int, destination: HiddenRow, stream: Any) -> None:
         """Enqueue."""
         check_hidden_row(storage, snapshot_slot, destination, is_written=True)
-        self._enqueue(
+        self._put(
+            "restore_boundary_hidden",
             lambda: self.inner.restore_boundary_hidden(storage, snapshot_slot, destination, stream),
             [self._use(ResourceType.RECURRENT_SNAPSHOT, snapshot_slot, writes=False)],
         )
@@ -233,7 +267,8 @@ class DeferredDeviceOps:
         checked, _ = check_pages(cache, page_ids, sums)
         pages = checked.copy()
         resource = ResourceType.DRAFT_KV_PAGE if cache.role == "draft" else ResourceType.BASE_KV_PAGE
-        self._enqueue(
+        self._put(
+            "sum_pages",
             lambda: self.inner.sum_pages(cache, pages, sums, stream),
             [self._use(resource, page, writes=False) for page in pages.tolist()],
         )
@@ -251,12 +286,17 @@ class DeferredDeviceOps:
                     raise error
                 finally:
                     del error  # its traceback holds this frame
+            self.unproven_work.clear()
             self.unproven.clear()
             self.num_unproven_unnamed = 0
         return code
 
-    def _enqueue(self, work: Callable[[], None], uses: Iterable[Use] = ()) -> None:
-        self.enqueue(work, uses=uses)
+    def _put(self, name: str, work: Callable[[], None], uses: Iterable[Use] = ()) -> None:
+        self._let_run()
+        self.num_enqueued += 1
+        self.unproven_work.append(Enqueued(self.num_enqueued, self._operation, name))
+        self.unproven.extend(uses)
+        self._queue.append(work)
 
     def _let_run(self) -> None:
         while self._queue and self._rng.random() < _CHANCE_TO_RUN:

@@ -32,6 +32,7 @@ _OPS = {fault.hook.op for fault in (*FAULTS, *SANITIZER_FAULTS)}
 _POINTS = {fault.name for fault in (*FAULTS, *SANITIZER_FAULTS)} | {
     f"{OUTSIDE}.{op}{role}" for op in _OPS for role in ("", ".draft")
 }
+_POINTS |= {f"verify_pages.{op}" for op in ("sum_pages", "sum_pages.draft", SYNCHRONIZE)}  # of no request
 _MOST_REPETITIONS = 20
 
 

@@ -1,12 +1,14 @@
 """Who owns which page and snapshot slot, held against what the device may still be doing to it.
 
 The rule: a page or slot changes its owner only after a successful synchronise that covers every use of it. A lease that
-ends, a block that is published, a reservation that becomes a record's are changes of the owner.
+ends, a block that is published, a reservation that becomes a record's are changes of the owner. A report says that a prefill
+or a step is complete: whatever its request has enqueued is proven by then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,29 +25,34 @@ from ctxcache.manager.results import (
     HybridSnapshotReservation,
     LeaseGrowth,
 )
-from ctxcache.testing.deferred import DeferredDeviceOps
+from ctxcache.request.handle import BeginRequestResult
+from ctxcache.testing.deferred import DeferredDeviceOps, Enqueued
 from ctxcache.testing.taps import tap
 
 BASE, DRAFT = ResourceType.BASE_KV_PAGE, ResourceType.DRAFT_KV_PAGE
 RECURRENT, PARTIAL = ResourceType.RECURRENT_SNAPSHOT, ResourceType.PARTIAL_KV_SNAPSHOT
 
+REPORTS = ("finalize_prefill_publication", "complete_decode_step")
+"""Operations by which a runtime says that work is complete. All others prove what they rely on themselves."""
+
 Resources = Iterable[tuple[ResourceType, int]]
 
 
 class OwnershipLedger:
-    """Listens to a coordinator's manager, and looks at every change of an owner.
+    """Listens to a coordinator and its manager, and looks at every change of an owner and at every report.
 
     Attributes:
         violations: what broke the rule, in words; empty while all is well.
         num_changes: changes of an owner that were looked at.
     """
 
-    def __init__(self, coordinator: Any, ops: DeferredDeviceOps) -> None:
+    def __init__(self, coordinator: Any, ops: DeferredDeviceOps, *, strict: bool = False) -> None:
         """Begin to listen.
 
         Args:
             coordinator: whose manager is listened to.
             ops: the lazy stream that the coordinator's device work goes through, directly or inside wrappers.
+            strict: a report with work that is not proven complete raises `AssertionError` as soon as it was accepted.
 
         Raises:
             ContractError: that is no lazy stream, or not the coordinator's: the ledger would never see a use.
@@ -57,6 +64,13 @@ class OwnershipLedger:
         self._manager = coordinator.manager
         self._tokens_per_page = int(coordinator.manager.tokens_per_page)
         self._reserved: dict[tuple[int, int], HybridSnapshotReservation] = {}
+        self._strict = strict
+        self._num_requests = 0
+        self._num_enqueued_before = 0
+        self._unproven_at_report: list[Enqueued] = []
+        tap(coordinator, "begin_request", after=self._begun)
+        for report in REPORTS:
+            tap(coordinator, report, before=self._reports, after=partial(self._reported, report))
         manager = coordinator.manager
         tap(manager, "acquire", after=self._acquired)
         tap(manager, "grow_leases", after=self._grown)
@@ -71,6 +85,28 @@ class OwnershipLedger:
         """Raise `AssertionError` with every violation so far, if there is one."""
         if self.violations:
             raise AssertionError("\n".join(self.violations))
+
+    def _begun(self, result: BeginRequestResult, *_: Any, **__: Any) -> None:
+        if result.admission is not None:
+            self._num_requests += 1
+            self._num_enqueued_before = self._ops.num_enqueued
+
+    def _reports(self, *_: Any, **__: Any) -> None:
+        own = self._num_enqueued_before
+        self._unproven_at_report = [work for work in self._ops.unproven_work if work.number > own]
+
+    def _reported(self, operation: str, *_: Any, **__: Any) -> None:
+        """A report that was refused has reported nothing, so it is judged when it was accepted."""
+        if not self._unproven_at_report:
+            return
+        first, others = self._unproven_at_report[0], len(self._unproven_at_report) - 1
+        more = f" (and {others} more)" if others else ""
+        self.violations.append(
+            f"{operation} of request {self._num_requests} reported as complete what was not proven so: {first}{more}; "
+            "synchronize the stream, through the coordinator's device ops, before you report"
+        )
+        if self._strict:
+            raise AssertionError(self.violations[-1])
 
     def _acquired(self, result: AcquireResult, *_: Any) -> None:
         if result.lease is None:

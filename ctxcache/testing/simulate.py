@@ -19,13 +19,13 @@ from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ResourceType
 from ctxcache.testing.actions import ACTIONS, Action, draw, simplifications
 from ctxcache.testing.faults import FaultPlan, InjectedFaultError
+from ctxcache.testing.kind_sweep import check_balance
 from ctxcache.testing.reference.manager import ReferenceManager
 from ctxcache.testing.runtime.deployments import Sizes
 from ctxcache.testing.runtime.runtime import FakeRuntime, WaitFailed
 from ctxcache.testing.runtime.scripts import InjectedInterrupt, quiet_log
 from ctxcache.testing.runtime.steps import RequestEnded
 from ctxcache.testing.shadow import ShadowManager
-from ctxcache.testing.sweep import check_balance
 
 EPISODE_STEPS = 200
 _COMPARE_EVERY = 8
@@ -118,7 +118,12 @@ class World:
     @property
     def violations(self) -> list[str]:
         """Everything that was wrong so far."""
-        return [*self.runtime.violations, *self.runtime.ledger.violations, *self.shadow.violations]
+        return [
+            *self.runtime.violations,
+            *self.runtime.ledger.violations,
+            *self.runtime.guard.violations,
+            *self.shadow.violations,
+        ]
 
     def do(self, action: Action, number: int) -> None:
         """Do one action, and look over what it left."""
@@ -156,9 +161,10 @@ class World:
             self.runtime.coordinator.__exit__(None, None, None)
         else:
             self._settle()
+            self.runtime.verify_pages()
             self.runtime.coordinator.shutdown()
         self.shadow.compare()
-        check_balance(self.runtime, self.runtime.violations)
+        check_balance(self.runtime.coordinator.manager, self.runtime.violations)
 
     def _settle(self) -> None:
         """Clean up behind a failed drain or a failed model; in the end the device gets well."""
@@ -234,12 +240,13 @@ def draw_episode(seed: int, number: int, kinds: Sequence[Kind] = tuple(Kind)) ->
     """Choose the deployment of one episode."""
     rng = random.Random(f"{seed} {number}")  # noqa: S311 - a simulation is no secret
     tokens_per_page = rng.choice((1, 2, 3, 4, 4, 5))
-    max_tokens = tokens_per_page * rng.randint(6, 9)
+    max_tokens = max(tokens_per_page * rng.randint(6, 9) - rng.randrange(tokens_per_page), 12)
     max_batch = rng.randint(1, 4)
     row = -(-max_tokens // tokens_per_page)
     sizes = Sizes(
         tokens_per_page=tokens_per_page,
-        max_tokens=max(max_tokens, 12),
+        max_tokens=max_tokens,
+        max_draft_tokens=max_tokens - rng.choice((0, 1, 3, tokens_per_page + 1)),
         max_batch=max_batch,
         num_pages=0 if rng.random() < 0.3 else rng.randint(max(row, 12), 3 * max(row, 12)),
         num_draft_pages=0 if rng.random() < 0.3 else rng.randint(max(row, 12), 3 * max(row, 12)),

@@ -78,8 +78,8 @@ def hunt(number: int) -> str:
         from ctxcache.fsm import FaultGroup  # noqa: PLC0415
         from ctxcache.ids import ContextCacheDeploymentKind  # noqa: PLC0415 - the fault must be planted first
         from ctxcache.testing.fault_runs import FaultRun, faults_at, survey  # noqa: PLC0415
+        from ctxcache.testing.kind_sweep import run_with  # noqa: PLC0415
         from ctxcache.testing.simulate import simulate  # noqa: PLC0415
-        from ctxcache.testing.sweep import run_with  # noqa: PLC0415
     except Exception as error:  # noqa: BLE001 - it does not even import
         return f"the import: {error!r}"
     for seed in SEEDS:

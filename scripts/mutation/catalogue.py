@@ -224,9 +224,10 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a step is prepared one token short",
-        "request/device_binding.py",
-        "(committed[slot] + base_extra)",
-        "(committed[slot] + base_extra - 1)",
+        "request/room.py",
+        "target = length + extra[0]\n",
+        "target = length + extra[0] - 1\n",
+        compiled=True,
     ),
     Mutant(
         "rows are trusted after a failed drain",
@@ -333,7 +334,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a step is foretold without a look at the pages",
         "coordinator.py",
-        "return self._manager.can_grow_leases(batch.lease_rows, *targets.pages) & targets.fit",
+        "return self._manager.can_grow_leases(batch.lease_rows, targets.base_pages, targets.draft_pages) & targets.fit",
         "return targets.fit",
     ),
     Mutant(
@@ -357,7 +358,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "media are left out of the keys of what is generated",
         "request/batch.py",
-        "keys.extend(self.tokens[slot, :length], self._media(slot, length))",
+        "keys.extend(self.tokens[slot, :length], self.media_of(slot, length))",
         "keys.extend(self.tokens[slot, :length], None)",
     ),
     Mutant(
@@ -404,5 +405,82 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if resource[c.CACHE_REFS, at] == 0:\n            resource[c.FREE_STACK, offset + free] = held[i]",
         "        if resource[c.CACHE_REFS, at] >= 0:\n            resource[c.FREE_STACK, offset + free] = held[i]",
         compiled=True,
+    ),
+    Mutant(
+        "the default headroom does not shrink",
+        "request/validation.py",
+        "default.draft_extra_tokens, shrinks=True)",
+        "default.draft_extra_tokens, shrinks=False)",
+    ),
+    Mutant(
+        "an explicit headroom shrinks as the default does",
+        "request/validation.py",
+        "            shrinks=False,\n        )",
+        "            shrinks=True,\n        )",
+    ),
+    Mutant(
+        "a full row can be stepped",
+        "request/room.py",
+        "fits = length < longest[0] and (shrinks or target <= longest[0])",
+        "fits = length <= longest[0] and (shrinks or target <= longest[0])",
+        compiled=True,
+    ),
+    Mutant(
+        "a row ends one token early",
+        "request/room.py",
+        "fits = length < longest[0] and (shrinks or target <= longest[0])",
+        "fits = length < longest[0] - 1 and (shrinks or target <= longest[0])",
+        compiled=True,
+    ),
+    Mutant(
+        "the capacity is that of whole pages",
+        "request/room.py",
+        "capacity[slot] = min(pages * tokens_per_page, longest[0])\n        if",
+        "capacity[slot] = pages * tokens_per_page\n        if",
+        compiled=True,
+    ),
+    Mutant(
+        "a shorter draft ends a request",
+        "request/room.py",
+        "            draft[slot] = draft_pages if fits else 0\n",
+        "            fits = fits and length + extra[1] <= longest[1]\n            draft[slot] = draft_pages if fits else 0\n",
+        compiled=True,
+    ),
+    Mutant(
+        "a draft's pages go on to the base's end",
+        "request/room.py",
+        "draft_pages = -(-min(length + extra[1], longest[1]) // tokens_per_page)",
+        "draft_pages = -(-min(length + extra[1], longest[0]) // tokens_per_page)",
+        compiled=True,
+    ),
+    Mutant(
+        "a prompt may take the whole row",
+        "request/validation.py",
+        "extras = (1, 0) if headroom.shrinks else (max(1, headroom.base), headroom.draft)",
+        "extras = (0, 0) if headroom.shrinks else (headroom.base, headroom.draft)",
+    ),
+    Mutant(
+        "a commit beyond the capacity is taken",
+        "request/batch.py",
+        "            _check_capacity(report.committed, self.capacity),\n",
+        "            -1,\n",
+    ),
+    Mutant(
+        "the capacity stays what the admission had",
+        "request/batch.py",
+        "        np.maximum(self.capacity, targets.capacity, out=self.capacity)\n",
+        "",
+    ),
+    Mutant(
+        "a decode step is reported without its synchronisation",
+        "testing/runtime/steps.py",
+        "        self.compute_step(accepted, lags)\n        self.wait()\n        self.complete(completed)\n",
+        "        self.compute_step(accepted, lags)\n        self.complete(completed)\n",
+    ),
+    Mutant(
+        "a step writes a token behind those that it was prepared for",
+        "testing/runtime/work.py",
+        "span = Span(valid=start, start=start, stop=stop, junk_stop=max(stop, junk_stop), length=start, row=row)",
+        "span = Span(valid=start, start=start, stop=stop, junk_stop=max(stop, junk_stop) + 1, length=start, row=row)",
     ),
 )

@@ -223,3 +223,17 @@ def test_a_vanilla_coordinator_takes_the_capture_call_and_does_nothing() -> None
     assert h.coordinator.enqueue_prefill_captures(request) is OK
     assert h.ops.log == []
     h.coordinator.finish(request)
+
+
+@KINDS
+@pytest.mark.parametrize("length", [3, 4, 5])
+def test_a_picture_that_ends_beside_a_page_is_published(harness: type[HybridHarness], length: int) -> None:
+    """What is generated behind it has no digest; a prompt that fills its page with the sampled token is no other case."""
+    h = harness(page=4, max_tokens=32, snapshots=4)
+    media = np.arange(1, 2 * length + 1, dtype=np.uint64).reshape(length, 2)
+    for _ in range(2):
+        request = h.attempt(T(length), media=media).admission.request
+        h.prefill()
+        h.decode([0], accepted=[1])
+        assert h.coordinator.finish(request) is OK
+    assert h.records == 2

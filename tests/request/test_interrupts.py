@@ -22,9 +22,9 @@ from ctxcache.request.custody import Custody
 from ctxcache.request.handle import RequestHandle
 from ctxcache.request.lookup import Acquirer
 from ctxcache.testing.deferred import DeferredDeviceOps
+from ctxcache.testing.kind_sweep import aftermath, check_balance
 from ctxcache.testing.runtime.runtime import FakeRuntime
 from ctxcache.testing.runtime.scripts import LONG, SHORT
-from ctxcache.testing.sweep import aftermath, check_balance
 
 
 def any_operation(runtime: FakeRuntime) -> None:
@@ -299,7 +299,7 @@ def test_an_interrupt_anywhere_leaves_a_coordinator_that_goes_on(
         in_another_thread(partial(any_operation, runtime))
         if not runtime.settle():
             violations.append("still poisoned")
-        check_balance(runtime, violations)
+        check_balance(runtime.coordinator.manager, violations)
         state = state_of(runtime)
         del kept
         if state_of(runtime) is not state:

@@ -26,30 +26,32 @@ from ctxcache import (
 
 
 @pytest.mark.parametrize(
-    "extras",
+    "build",
     [
-        BlockKeyExtras(adapter="lora"),
-        BlockKeyExtras(adapter=AdapterKey("lora")),
-        BlockKeyExtras(isolation_digest=b"0123456789abcdef"),
-        BlockKeyExtras(position_digest=Hostile()),
-        BlockKeyExtras(media=("image",)),
+        lambda: BlockKeyExtras(adapter="lora"),
+        lambda: BlockKeyExtras(adapter=AdapterKey("lora")),
+        lambda: BlockKeyExtras(isolation_digest=b"0123456789abcdef"),
+        lambda: BlockKeyExtras(position_digest=Hostile()),
+        lambda: BlockKeyExtras(media=("image",)),
     ],
     ids=["adapter", "adapter id", "tenant", "hostile", "media"],
 )
-def test_extras_are_checked_before_anything_happens(extras):
-    """Bad extras of the last sequence are an argument's fault: nothing is evicted, also while a request is active."""
+def test_extras_are_checked_before_anything_happens(build):
+    """Bad extras of the last sequence are refused where they are built: nothing is evicted, also beside an active request."""
     harness = Harness(max_batch=2, num_pages=8, max_tokens=64, page=8)
     harness.run(T(63))
     before = harness.observe()
-    admission = ContextCacheBatchAdmission(
-        [ContextCacheSequenceAdmission(U(40)), ContextCacheSequenceAdmission(V(5), extras)]
-    )
+
+    def begin():
+        sequences = [ContextCacheSequenceAdmission(U(40)), ContextCacheSequenceAdmission(V(5), build())]
+        harness.coordinator.begin_request(ContextCacheBatchAdmission(sequences), None)
+
     with pytest.raises(ContractError, match="pass"):
-        harness.coordinator.begin_request(admission, None)
+        begin()
     assert harness.observe() == before
     request, _ = harness.admit(T(5))
     with pytest.raises(ContractError, match="pass"):
-        harness.coordinator.begin_request(admission, None)
+        begin()
     harness.coordinator.finish(request)
 
 

@@ -82,7 +82,7 @@ def test_h02_longest_admissible_prompt() -> None:
     assert h.free + len(h.cached_pages()) == 4
 
     seen = h.observe()
-    with pytest.raises(ContractError, match=r"512 tokens.*row has 4"):
+    with pytest.raises(ContractError, match=r"512 tokens.*max_sequence_length of the base engine is 512"):
         h.attempt(T(512))
     assert h.observe() == seen
     assert h.run(T(10)) == [0]

@@ -296,19 +296,21 @@ def test_h15_faults_while_both_tables_grow(fault: str) -> None:
 
 
 def test_paired_growth_is_atomic() -> None:
-    """Without room for the draft pages the base does not grow either."""
+    """Without room for the draft pages the base does not grow either. At the end of its row the draft takes what there is."""
     h = EagleHarness(page=16, max_tokens=128, num_pages=16, num_draft_pages=8)
     request, _ = h.admit(T(100))
     h.prefill()
     before = (h.free, h.free_draft)
-    assert h.coordinator.can_prepare_decode_step(request, headroom=DecodingKvHeadroom(13, 29)).tolist() == [False]
-    assert h.coordinator.can_prepare_decode_step(request, headroom=DecodingKvHeadroom(13, 13)).tolist() == [True]
+    assert h.coordinator.can_prepare_decode_step(request, headroom=DecodingKvHeadroom(13, 29)).tolist() == [True]
+    assert h.coordinator.can_prepare_decode_step(request, headroom=DecodingKvHeadroom(29, 13)).tolist() == [False]
     assert (h.free, h.free_draft) == before
     h.coordinator.finish(request)
     h = EagleHarness(page=16, max_tokens=128, num_pages=16, num_draft_pages=8, max_batch=2)
     request, _ = h.admit(T(50), U(50))
     h.prefill()
     before = (h.free, h.free_draft)
+    assert h.coordinator.can_prepare_decode_step(request, headroom=DecodingKvHeadroom(13, 14)).all()
+    assert not h.coordinator.can_prepare_decode_step(request, headroom=DecodingKvHeadroom(14, 15)).any()
     assert h.coordinator.prepare_decode_step(request, headroom=DecodingKvHeadroom(20, 20)) is FAILED
     assert (h.free, h.free_draft) == before
     h.coordinator.finish(request)

@@ -18,9 +18,9 @@ from ctxcache.manager.manager import ContextCacheManager
 from ctxcache.testing import Fault, FaultInjector, FaultMode, FaultPlan, ReferenceManager
 from ctxcache.testing.deferred import DeferredDeviceOps
 from ctxcache.testing.fault_runs import FaultRun, Touches
+from ctxcache.testing.kind_sweep import aftermath, sweep
 from ctxcache.testing.runtime.runtime import FakeRuntime
 from ctxcache.testing.shadow import ShadowManager
-from ctxcache.testing.sweep import aftermath, sweep
 
 TOKENS = run_of("a", 10)
 KEYS = keys_of(TOKENS)

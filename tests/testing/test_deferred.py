@@ -202,13 +202,17 @@ def test_the_ledger_sees_a_release_that_nothing_proved() -> None:
 
 
 def test_the_ledger_sees_an_early_publication() -> None:
-    """A runtime that reports its prefill complete without waiting publishes pages that are not written."""
+    """A runtime that reports its prefill complete without waiting publishes pages that are not written: both are told."""
     runtime = FakeRuntime(ContextCacheDeploymentKind.VANILLA, seed=2)
     runtime.begin([[1, 2, 3, 1, 2, 3]])
     runtime.prepare()
     runtime.compute_prompts()
     runtime.finalize()
-    assert ["was published" in violation for violation in runtime.ledger.violations] == [True]
+    published, reported = runtime.ledger.violations
+    assert "was published" in published
+    assert reported.startswith(
+        "finalize_prefill_publication of request 1 reported as complete what was not proven so: "
+    )
 
 
 @pytest.mark.parametrize(
@@ -242,6 +246,51 @@ def test_the_ledger_takes_work_that_names_nothing_to_touch_everything(
     violations = run(proven=False)
     assert violations[0].startswith(f"pages {change} while work that the runtime had enqueued was not proven complete")
     assert violations[-1].startswith("pages were released while work")
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in ContextCacheDeploymentKind if kind is not ContextCacheDeploymentKind.PURE_RECURRENT]
+)
+def test_a_step_in_the_middle_that_was_not_waited_for_is_told(kind: ContextCacheDeploymentKind) -> None:
+    """No page changes its owner there. The report is told with its request and its enqueue; a refused one reports nothing."""
+    runtime = FakeRuntime(kind)
+    for _ in range(2):
+        runtime.begin([[1, 2, 3, 1, 2, 3]])
+        runtime.prefill()
+        runtime.decode()
+        runtime.grow()
+        runtime.compute_step()
+        with pytest.raises(ContractError):
+            runtime.coordinator.complete_decode_step(runtime.request, [])
+        runtime.complete()
+        runtime.finish()
+    told = [violation for violation in runtime.ledger.violations if "reported as complete" in violation]
+    assert [violation.split(" reported")[0] for violation in told] == [
+        "complete_decode_step of request 1",
+        "complete_decode_step of request 2",
+    ]
+    assert all(
+        "step at runtime.py:" in violation and "in or behind prepare_decode_step" in violation for violation in told
+    )
+
+
+def test_a_strict_ledger_raises_at_the_report() -> None:
+    """And keeps what it said; work from before the request, and work that touches no page, is not the request's."""
+    runtime = FakeRuntime(ContextCacheDeploymentKind.VANILLA)
+    ledger = OwnershipLedger(runtime.coordinator, runtime.deferred, strict=True)
+    runtime.deferred.enqueue(lambda: None)
+    assert [work.number for work in runtime.deferred.unproven_work] == [1]
+    runtime.begin([[1, 2, 3, 1, 2, 3]])
+    runtime.prepare()
+    runtime.compute_prompts()
+    with pytest.raises(
+        AssertionError, match=r"^finalize_prefill_publication of request 1 reported .* upload_rows.*and 2 more"
+    ):
+        runtime.finalize()
+    assert "reported as complete" in ledger.violations[-1]
+    runtime.wait()
+    assert runtime.deferred.unproven_work == []
+    runtime.abandon()
 
 
 def test_the_ledger_hears_a_runtime_of_the_users_own() -> None:

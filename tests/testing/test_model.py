@@ -11,11 +11,11 @@ from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.testing.actions import ACTIONS
 from ctxcache.testing.fault_runs import FaultRun
 from ctxcache.testing.key_oracle import KeyOracle
+from ctxcache.testing.kind_sweep import aftermath, check_balance, run_with
 from ctxcache.testing.oracle import Transcript
 from ctxcache.testing.runtime.model import HiddenModel
 from ctxcache.testing.runtime.runtime import FakeRuntime
 from ctxcache.testing.runtime.scripts import run_request
-from ctxcache.testing.sweep import aftermath, check_balance, run_with
 
 PROMPT = [1, 2, 0, 1, 2, 0, 1, 1]
 
@@ -136,7 +136,7 @@ def test_our_own_faults_are_never_taken_for_the_devices(monkeypatch: pytest.Monk
     runtime = FakeRuntime(Kind.VANILLA)
     monkeypatch.setattr(runtime.coordinator.manager, "check_invariants", lambda: broken(runtime))
     found: list[str] = []
-    check_balance(runtime, found)
+    check_balance(runtime.coordinator.manager, found)
     assert found == ["check_invariants: broken"]
     monkeypatch.undo()
     runtime.begin([PROMPT])

@@ -18,13 +18,13 @@ from ctxcache.request.handle import RequestHandle
 from ctxcache.request.page_sanitizer import PageSanitizer
 from ctxcache.request.quarantine import Quarantine
 from ctxcache.testing import DeferredDeviceOps, Use
+from ctxcache.testing.kind_sweep import aftermath
 from ctxcache.testing.runtime.identities import ADAPTER, MEDIA, NOBODY, TENANT, extras_of, media_behind, media_of
 from ctxcache.testing.runtime.probes import probe_active, probe_poisoned, probe_sanitizer
 from ctxcache.testing.runtime.runtime import FakeRuntime
 from ctxcache.testing.runtime.scripts import LONG, SHORT, quiet_log
 from ctxcache.testing.runtime.steps import RequestEnded
 from ctxcache.testing.simulate import Episode, World, draw_episode, replay, simulate
-from ctxcache.testing.sweep import aftermath
 
 SHORT_ADMISSION = ContextCacheSequenceAdmission(SHORT)
 

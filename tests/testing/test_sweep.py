@@ -23,10 +23,10 @@ from ctxcache.request.batch import Batch
 from ctxcache.request.custody import Custody
 from ctxcache.testing import Fault, FaultMode, FaultPlan
 from ctxcache.testing.fault_runs import Chain, FaultRun, Touches, faults_at, pair_faults, survey
+from ctxcache.testing.kind_sweep import RunOutcome, SweepResult, aftermath, replay, run_with, sweep
 from ctxcache.testing.runtime.runtime import FakeRuntime
 from ctxcache.testing.runtime.scripts import SCRIPT, run_request, run_script
 from ctxcache.testing.runtime.steps import RequestEnded
-from ctxcache.testing.sweep import RunOutcome, SweepResult, aftermath, replay, run_with, sweep
 
 KINDS = pytest.mark.parametrize("kind", tuple(Kind), ids=lambda kind: kind.value)
 GROUPS = pytest.mark.parametrize("group", fault_groups(Kind), ids=lambda group: group.name)
@@ -175,7 +175,7 @@ def test_the_sweep_sees_a_failure_that_reaches_nobody(monkeypatch: pytest.Monkey
         run_script(runtime)
         return []
 
-    monkeypatch.setattr("ctxcache.testing.sweep.run_script", deaf)
+    monkeypatch.setattr("ctxcache.testing.kind_sweep.run_script", deaf)
     assert run_with(VANILLA, NO_FAULT) == RunOutcome(0, complete=True, violations=[])
     outcome = run_with(VANILLA, FaultRun((Fault("finish.synchronize"),)))
     assert outcome.violations == ["vanilla: finish.synchronize raise_before: a device failure reached nobody"]
@@ -243,9 +243,9 @@ def test_a_sweep_counts_what_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
     """Points, occurrences, runs and violations; unreached and undeclared points are violations."""
     progress: list[int] = []
     touches = Touches(VANILLA, {"finish.synchronize": [1], "made.up": [1]}, ("finish.synchronize", "made.up"))
-    monkeypatch.setattr("ctxcache.testing.sweep.survey", lambda group: touches)
+    monkeypatch.setattr("ctxcache.testing.kind_sweep.survey", lambda group: touches)
     monkeypatch.setattr(
-        "ctxcache.testing.sweep.run_with", lambda group, run: RunOutcome(0, complete=False, violations=[])
+        "ctxcache.testing.kind_sweep.run_with", lambda group, run: RunOutcome(0, complete=False, violations=[])
     )
     result = sweep(VANILLA, progress=progress.append)
     assert result.runs == {"singles": 2 * WAYS, "pairs": 9}
@@ -269,7 +269,7 @@ def test_a_run_is_replayed_exactly(group: FaultGroup, monkeypatch: pytest.Monkey
 
     touches = survey(group)
     runs = [*sample(touches.singles(), 1, 1), *sample(touches.pairs(exhaustive=False), 1, 1)]
-    monkeypatch.setattr("ctxcache.testing.sweep.FakeRuntime", noted)
+    monkeypatch.setattr("ctxcache.testing.kind_sweep.FakeRuntime", noted)
     for run in runs:
         outcome = run_with(group, run)
         assert outcome == replay(f"{group.name}: {run.name}")
@@ -290,7 +290,7 @@ def test_the_command_prints_points_runs_and_violations(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line a kind, the totals last; status 1 where something was wrong; JSON says the same."""
-    monkeypatch.setattr("ctxcache.testing.sweep.sweep", quick_sweep)
+    monkeypatch.setattr("ctxcache.testing.kind_sweep.sweep", quick_sweep)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     monkeypatch.setattr("ctxcache.cli.report._PROGRESS_SECONDS", 0.0)
     assert main(["faults", "--kind", "vanilla"]) == 0
@@ -315,7 +315,7 @@ def test_the_command_does_one_run_again(capsys: pytest.CaptureFixture[str], monk
     title = "vanilla: finish.synchronize raise_before, then shutdown.synchronize raise_before"
     assert main(["faults", "--run", title]) == 0
     assert capsys.readouterr().out == f"{title}: 2 device touches failed, 0 violations\n"
-    monkeypatch.setattr("ctxcache.testing.sweep.aftermath", lambda runtime: ["a page is lost"])
+    monkeypatch.setattr("ctxcache.testing.kind_sweep.aftermath", lambda runtime: ["a page is lost"])
     assert main(["faults", "--run", title]) == 1
     assert f"violation: {title}: a page is lost\n" in capsys.readouterr().out
     assert main(["faults", "--run", title, "--json"]) == 1
@@ -347,7 +347,7 @@ def test_several_kinds_are_swept_side_by_side(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One worker a group as far as there are cores; results in the order of the groups, whoever is ready first."""
-    monkeypatch.setattr("ctxcache.testing.sweep.sweep", quick_sweep)
+    monkeypatch.setattr("ctxcache.testing.kind_sweep.sweep", quick_sweep)
     monkeypatch.setattr("ctxcache.cli.faults.ProcessPoolExecutor", InThisProcess)
     for cores, workers in ((4, 4), (64, len(fault_groups(Kind)))):
         monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)

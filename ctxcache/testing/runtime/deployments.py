@@ -66,12 +66,15 @@ class Sizes:
     """How small a deployment is. Pages of 0 take one full row for every sequence of the largest batch.
 
     Attributes:
+        max_tokens: the longest sequence; no whole number of pages, so that a last page is never full.
+        max_draft_tokens: the draft's longest, which may be shorter; 0 for the base's.
         layer_groups: how often the base repeats its kind's layers.
         partial_snapshots: partial-KV snapshots; `None` for as many as others.
     """
 
     tokens_per_page: int = 4
-    max_tokens: int = 32
+    max_tokens: int = 30
+    max_draft_tokens: int = 0
     max_batch: int = 3
     num_pages: int = 0
     num_draft_pages: int = 0
@@ -79,6 +82,16 @@ class Sizes:
     max_records: int = 1024
     layer_groups: int = 1
     partial_snapshots: int | None = None
+
+    @property
+    def longest_draft(self) -> int:
+        """The draft's longest sequence."""
+        return min(self.max_draft_tokens or self.max_tokens, self.max_tokens)
+
+    @property
+    def longest_prompt(self) -> int:
+        """The longest prompt that every deployment of this size admits."""
+        return min(self.max_tokens - 1, self.longest_draft)
 
 
 def make_deployment(kind: Kind, sizes: Sizes) -> DeploymentConfig:
@@ -100,7 +113,7 @@ def make_deployment(kind: Kind, sizes: Sizes) -> DeploymentConfig:
             layers=(_A,),
             attention=(_ATTENTION,),
             max_batch_size=sizes.max_batch,
-            max_sequence_length=sizes.max_tokens,
+            max_sequence_length=sizes.longest_draft,
             num_pages=sizes.num_draft_pages,
             tokens_per_page=sizes.tokens_per_page,
         )

@@ -59,6 +59,13 @@ class PagedModel:
         if lengths[slot] != span.length:
             self._say(f"{what}: the device length of slot {slot} is {lengths[slot]} and must be {span.length}")
         lengths[slot] = span.stop
+        limit = self._cache.config.max_sequence_length
+        if self._table is not None:
+            limit = min(limit, len(span.row) * self._page)
+        if max(span.stop, span.junk_stop) > limit:
+            self._say(
+                f"{what}: slot {slot} writes up to {max(span.stop, span.junk_stop)}, and its pages end at {limit}"
+            )
         if self._table is None:
             return
         view = np.asarray(self._table.kernel_view)

@@ -11,7 +11,12 @@ from ctxcache.errors import ContractError, PageCorruptionError
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.ids import ContextCacheExecutionMode as Mode
 from ctxcache.ids import Phase
-from ctxcache.request.admission import ContextCacheBatchAdmission, ContextCacheSequenceAdmission
+from ctxcache.request.admission import (
+    ContextCacheBatchAdmission,
+    ContextCacheSequenceAdmission,
+    ContextCacheSequenceAdvance,
+)
+from ctxcache.request.execution_modes import STEP_RULES
 from ctxcache.testing.runtime.steps import Runtime
 
 _ADMISSION = ContextCacheBatchAdmission([ContextCacheSequenceAdmission([1, 2, 3])])
@@ -47,6 +52,25 @@ def probe_poisoned(runtime: Runtime) -> None:
             runtime.violations.append(f"the handle of a quarantined request is in phase {runtime.handle.phase}")
     if coordinator.manager.num_leases != leases or not coordinator.poisoned:
         runtime.violations.append("a refusal changed the quarantine")
+
+
+def probe_lengths(runtime: Runtime) -> None:
+    """At the end of a step, nothing can be committed beyond the pages that it was prepared with."""
+    if STEP_RULES[runtime.mode].single_token:
+        return
+    states = runtime.request.inspect().sequences
+    advances = []
+    for state in states:
+        count = state.capacity + 1 - state.committed_state_length
+        advances.append(ContextCacheSequenceAdvance([1] * count, state.capacity + 1))
+    common = runtime.common_lengths([state.common_state_length for state in states])
+    _ask(
+        runtime,
+        "a step is over",
+        "a commit beyond the pages",
+        lambda: runtime.coordinator.complete_decode_step(runtime.request, advances, (), common),
+        _REFUSED,
+    )
 
 
 def probe_sanitizer(runtime: Runtime, which: int, at: int) -> None:

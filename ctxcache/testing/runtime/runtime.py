@@ -14,10 +14,14 @@ from ctxcache.testing.deferred import DeferredDeviceOps, Use
 from ctxcache.testing.faults import OUTSIDE, FaultInjector, FaultPlan
 from ctxcache.testing.key_oracle import KeyOracle
 from ctxcache.testing.ledger import OwnershipLedger
+from ctxcache.testing.page_guard import PageGuard
 from ctxcache.testing.runtime.deployments import Sizes
 from ctxcache.testing.runtime.identities import Media, extras_of, media_behind
 from ctxcache.testing.runtime.probes import probe_poisoned
 from ctxcache.testing.runtime.steps import Runtime
+
+USUAL_SIZES = Sizes(max_draft_tokens=26)
+"""The draft's rows end before the base's, and neither ends with a page."""
 
 
 class WaitFailed(Exception):  # noqa: N818 - an outcome, not an error
@@ -31,7 +35,8 @@ class FakeRuntime(Runtime):
         page_sanitizer: as asked for.
         deferred: the lazy stream.
         ops: faults around it.
-        ledger: looks at every change of an owner.
+        ledger: looks at every report and every change of an owner.
+        guard: looks for writes where there is nothing to write.
     """
 
     ops: FaultInjector
@@ -48,8 +53,9 @@ class FakeRuntime(Runtime):
         self.page_sanitizer = page_sanitizer
         self.deferred = DeferredDeviceOps(NumpyDeviceOps(), random.Random(seed))  # noqa: S311 - a schedule is no secret
         faults = FaultInjector(self.deferred, plan)
-        super().__init__(kind, Sizes() if sizes is None else sizes, faults, page_sanitizer=page_sanitizer)
+        super().__init__(kind, USUAL_SIZES if sizes is None else sizes, faults, page_sanitizer=page_sanitizer)
         self.ledger = OwnershipLedger(self.coordinator, self.deferred)
+        self.guard = PageGuard(self.coordinator)
         KeyOracle(self.coordinator.manager, self._identity_of, self.violations)
         self._num_poisonings = 0
 
@@ -87,6 +93,11 @@ class FakeRuntime(Runtime):
                 probe_poisoned(self)
                 self.coordinator.recover()
         return not self.coordinator.poisoned
+
+    def verify_pages(self) -> None:
+        """Sum what is published once more, where sums are noted at all; raises where a page has changed."""
+        if self.page_sanitizer and self.resources.base_page_table is not None:
+            self.coordinator.verify_pages()
 
     def _identity_of(self, lease: CacheRequestLease) -> tuple[list[int], BlockKeyExtras, Media] | None:
         """Return whose tokens a lease holds."""

@@ -15,7 +15,7 @@ from ctxcache.ids import ContextCacheExecutionMode as Mode
 from ctxcache.request.admission import DecodingKvHeadroom
 from ctxcache.testing.faults import InjectedFaultError
 from ctxcache.testing.runtime.identities import MEDIA, TENANT
-from ctxcache.testing.runtime.probes import probe_active
+from ctxcache.testing.runtime.probes import probe_active, probe_lengths
 from ctxcache.testing.runtime.runtime import FakeRuntime, WaitFailed
 from ctxcache.testing.runtime.steps import RequestEnded
 
@@ -202,6 +202,33 @@ def out_of_room(runtime: FakeRuntime) -> None:
             leave()
 
 
+def to_the_end(runtime: FakeRuntime) -> None:
+    """Sequences live to the end of their rows, where headroom shrinks and a shorter draft stays behind; then no step fits."""
+    longest = runtime.sizes.longest_prompt
+    runtime.begin([(LONG * 3)[: longest - 1], (OTHER * 4)[: longest - 4]])
+    runtime.prefill(ENDPOINTS)
+    while runtime.running:
+        fits = runtime.coordinator.can_prepare_decode_step(runtime.request)
+        if fits.all():
+            runtime.grow()
+            runtime.compute_step([2, 3])
+            runtime.wait()
+            probe_lengths(runtime)
+            runtime.complete(range(len(runtime.running)))
+        else:
+            runtime.begin_compaction([slot for slot in range(fits.size) if fits[slot]])
+            runtime.compact()
+    runtime.finish()
+    runtime.begin([(SHORT * 5)[: runtime.sizes.longest_prompt]])
+    runtime.prefill()
+    while runtime.coordinator.can_prepare_decode_step(runtime.request).all():
+        runtime.decode([0], accepted=[3])
+    try:
+        runtime.grow()
+    except RequestEnded:
+        runtime.finish()
+
+
 def plain_request(runtime: FakeRuntime) -> None:
     """A vanilla request, also on a speculative deployment."""
     runtime.begin([LONG, OTHER], mode=Mode.VANILLA)
@@ -253,6 +280,7 @@ SCRIPT: tuple[RequestScript, ...] = (
     leave_in_compaction,
     abandon_in_step,
     out_of_room,
+    to_the_end,
     plain_request,
     bypass,
     failed_drain,

@@ -37,6 +37,7 @@ from ctxcache.testing.runtime.deployments import (
     make_resources,
 )
 from ctxcache.testing.runtime.identities import Media, extras_of, media_of
+from ctxcache.testing.runtime.lengths import LengthRules
 from ctxcache.testing.runtime.synchronizer import ScriptedSynchronizer
 from ctxcache.testing.runtime.work import MODEL_ROW, RESTORED_ROW, ModelWork, Running, sample
 
@@ -101,6 +102,7 @@ class Runtime:
         self.history: deque[tuple[int, ...]] = deque(maxlen=_REMEMBERED)
         self._next_running: list[Running] = []
         self._model = ModelWork(self.resources, self.hidden, self.enqueue, self.violations)
+        self._lengths = LengthRules(self.sizes, has_pages=kind is not Kind.PURE_RECURRENT)
         self._step: tuple[list[ContextCacheSequenceAdvance], list[int]] = ([], [])
 
     def build(self) -> ContextCacheCoordinator:
@@ -201,6 +203,7 @@ class Runtime:
     def prepare(self) -> None:
         """Bind the request to the device; what lies in the slots is another request's until then."""
         self._must(self.coordinator.prepare_prefill(self.request))
+        self.check_capacities()
 
     def compute_prompts(self, endpoints: Iterable[int] = ()) -> None:
         """Enqueue the prefill. With MTP it pauses at the given lengths, where endpoints are published."""
@@ -254,12 +257,34 @@ class Runtime:
         return sample(transcript)
 
     def grow(self, headroom: DecodingKvHeadroom | None = None) -> None:
-        """Prepare a decode step, which must come out as was foretold."""
+        """Prepare a decode step, which must come out as was foretold, and as the lengths say."""
         foretold = bool(self.coordinator.can_prepare_decode_step(self.request, headroom=headroom).all())
+        targets = self._lengths.targets(self.mode, [running.committed for running in self.running], headroom)
+        leases = [running.lease for running in self.running]
+        roomy = targets is not None and self._lengths.has_pages_for(
+            self.coordinator.manager, self.mode, leases, targets
+        )
         status = self.coordinator.prepare_decode_step(self.request, headroom=headroom)
         if foretold is (status is Status.REQUEST_FAILED):
             self.violations.append(f"a step that {'could' if foretold else 'could not'} be prepared gave {status.name}")
+        if targets is None and status is Status.OK:
+            self.violations.append("a step was prepared that would compute beyond the longest sequence")
+        if roomy and status is Status.REQUEST_FAILED:
+            self.violations.append("a step was refused for which there is room in every row, and pages are free")
         self._must(status)
+        self.check_capacities(targets)
+
+    def check_capacities(self, targets: Sequence[tuple[int, int]] | None = None) -> None:
+        """Hold how far the sequences may write against their pages, and against what the step aims at."""
+        for slot, state in enumerate(self.request.inspect().sequences):
+            found, aim = (state.capacity, state.draft_capacity), None if targets is None else targets[slot]
+            wrong = self._lengths.wrong_capacities(self.mode, state.lease, found, aim)
+            if wrong:
+                self.violations.append(f"slot {slot}: {wrong}")
+        if self.request.capacities.tolist() != [state.capacity for state in self.request.inspect().sequences]:
+            self.violations.append(
+                f"capacities are {self.request.capacities.tolist()}, and the sequences say otherwise"
+            )
 
     def roomy_headroom(self, more_tokens: int) -> DecodingKvHeadroom:
         """Return the mode's own headroom and so many tokens more, of every kind of page that it has."""
@@ -271,21 +296,23 @@ class Runtime:
         advances, common = [], []
         rules = STEP_RULES[self.mode]
         base_tokens, draft_tokens = STEP_TOKENS[self.mode]
-        for slot, running in enumerate(self.running):
+        for slot, (running, state) in enumerate(zip(self.running, self.request.inspect().sequences, strict=True)):
             wanted = accepted[slot % len(accepted)] if accepted else 1
-            count = 1 if rules.single_token else max(1, min(wanted, base_tokens))
             before = running.committed
+            room = min(base_tokens, state.capacity - before)
+            drafts = not self.paired or before < state.draft_capacity  # behind the draft's end there are none
+            count = max(1, min(wanted, room)) if drafts and not rules.single_token else 1
             tokens = []
             for _ in range(count):
                 tokens.append(self.sample(running.transcript))
                 running.transcript.extend(tokens[-1:])
-            self._compute(slot, running, before + count, "step", junk_stop=before + base_tokens)
+            self._compute(slot, running, before + count, "step", junk_stop=before + (room if drafts else 1))
             advances.append(ContextCacheSequenceAdvance(tokens, running.committed))
             lag = lags[slot % len(lags)] if lags else 0
-            running.common = max(running.common, running.committed - lag)
+            running.common = max(running.common, min(running.committed - lag, state.draft_capacity))
             if self.paired:
-                valid = running.common if self.mode is Mode.EAGLE else running.committed
-                junk = max(valid, before + draft_tokens)
+                valid = running.common if self.mode is Mode.EAGLE else min(running.committed, state.draft_capacity)
+                junk = min(max(valid, before + draft_tokens), state.draft_capacity)
                 self._model.compute_draft(slot, running, valid, junk, "draft step")
             common.append(running.common)
         self._step = (advances, common)
@@ -353,7 +380,8 @@ class Runtime:
     def _compute(self, slot: int, running: Running, stop: int, what: str, *, junk_stop: int = 0) -> None:
         self._model.compute(slot, running, stop, what, junk_stop=junk_stop, batch=len(self.running))
         if self.mode is Mode.MTP:
-            self._model.compute_draft(slot, running, stop - 1, stop - 1, f"draft {what}")
+            draft_stop = min(stop - 1, self.sizes.longest_draft)
+            self._model.compute_draft(slot, running, draft_stop, draft_stop, f"draft {what}")
 
     def common_lengths(self, lengths: list[int]) -> list[int] | None:
         """Return what is reported of the lengths on which base and draft agree."""

@@ -16,6 +16,7 @@ from ctxcache.errors import ContextCacheError, ContractError
 from ctxcache.fsm import FaultGroup, State, fault_groups
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ResourceType
+from ctxcache.manager.manager import ContextCacheManager
 from ctxcache.testing.fault_runs import Chain, FaultRun, survey
 from ctxcache.testing.faults import FaultPlan
 from ctxcache.testing.runtime.runtime import FakeRuntime, WaitFailed
@@ -164,17 +165,18 @@ def aftermath(runtime: FakeRuntime) -> list[str]:
         if not runtime.settle():
             violations.append("a healthy device did not end the poisoning")
         _check_handle(runtime, violations)
-        check_balance(runtime, violations)
+        check_balance(runtime.coordinator.manager, violations)
         for prompt in PROMPTS:
             runtime.spoil_states()
             runtime.begin([[*prompt, 1], prompt])
             runtime.prefill(ENDPOINTS)
             runtime.decode([0, 1], accepted=[2])
             runtime.finish()
-        check_balance(runtime, violations)
+        runtime.verify_pages()
+        check_balance(runtime.coordinator.manager, violations)
     except (ContextCacheError, RequestEnded, WaitFailed) as failure:
         violations.append(f"a healthy device, and yet: {failure!r}")
-    return violations + runtime.violations + runtime.ledger.violations
+    return violations + runtime.violations + runtime.ledger.violations + runtime.guard.violations
 
 
 def _check_handle(runtime: FakeRuntime, violations: list[str]) -> None:
@@ -188,9 +190,8 @@ def _check_handle(runtime: FakeRuntime, violations: list[str]) -> None:
         )
 
 
-def check_balance(runtime: FakeRuntime, violations: list[str]) -> None:
+def check_balance(manager: ContextCacheManager, violations: list[str]) -> None:
     """Without a request, every page and slot is free or cached, exactly once, and the invariants hold."""
-    manager = runtime.coordinator.manager
     try:
         manager.check_invariants()
     except ContextCacheError as error:
