@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from ctxcache.config import DeploymentConfig, EngineConfig, validate_context_cache_deployment
+from ctxcache.device.defaults import ops_or_default
 from ctxcache.device.kv_pools import HybridCacheManager
-from ctxcache.device.ops import DeviceOps, device_ordinal_of
+from ctxcache.device.ops import DeviceOps, RuntimeDeviceOps, device_ordinal_of
 from ctxcache.device.page_table import KVPageTable
 from ctxcache.errors import DeploymentError
 from ctxcache.ids import PAIRED_KINDS, ContextCacheDeploymentKind
@@ -27,6 +30,43 @@ class ContextCachePhysicalResources:
     base_page_table: KVPageTable | None
     draft_cache: HybridCacheManager | None = None
     draft_page_table: KVPageTable | None = None
+
+
+def make_resources(
+    deployment: DeploymentConfig,
+    stream: Any,
+    device_ops: RuntimeDeviceOps | None = None,
+    **borrowed: Sequence[Any] | None,
+) -> ContextCachePhysicalResources:
+    """Allocate the pools and page tables of a deployment.
+
+    Args:
+        deployment: it.
+        stream: the stream that the caches are used on.
+        device_ops: who allocates.
+        borrowed: arrays of the base engine to borrow instead, as for `HybridCacheManager.from_arrays`.
+
+    Raises:
+        DeploymentError: as `HybridCacheManager` and `KVPageTable` have it.
+    """
+    ops = ops_or_default(device_ops)
+
+    def table(engine: EngineConfig) -> KVPageTable | None:
+        if not engine.num_attention_layers:
+            return None
+        return KVPageTable(engine.max_batch_size, engine.pages_per_sequence, engine.num_pages, device_ops=ops)
+
+    base, draft = deployment.base, deployment.draft
+    lent = {name: arrays for name, arrays in borrowed.items() if arrays is not None}
+    cache = (
+        HybridCacheManager.from_arrays(base, **lent, stream=stream, device_ops=ops)
+        if lent
+        else HybridCacheManager(base, stream, device_ops=ops)
+    )
+    if draft is None:
+        return ContextCachePhysicalResources(cache, table(base))
+    draft_cache = HybridCacheManager(draft, stream, device_ops=ops)
+    return ContextCachePhysicalResources(cache, table(base), draft_cache, table(draft))
 
 
 def check_resources(
