@@ -104,7 +104,7 @@ except ImportError as cause:
             ) from _CAUSE
 
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "AcquireResult",

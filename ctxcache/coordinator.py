@@ -38,11 +38,11 @@ from ctxcache.request.admission import (
     DecodingKvHeadroom,
 )
 from ctxcache.request.batch import Batch
+from ctxcache.request.custody import Custody, close, end_of_life, serialised
 from ctxcache.request.device_binding import bind_device
 from ctxcache.request.explain import IdentityMemory, MatchExplanation, explain_match
 from ctxcache.request.handle import AdmissionResult, BeginRequestResult, RequestHandle
 from ctxcache.request.lookup import Acquirer
-from ctxcache.request.owner import Custody, close, end_of_life, serialised
 from ctxcache.request.page_sanitizer import NoSanitizer, PageSanitizer
 from ctxcache.request.publication_policy import choose_publication
 from ctxcache.request.request import BoundaryCopy, PendingCompaction, Request
@@ -590,7 +590,7 @@ class ContextCacheCoordinator:
                 another coordinator meanwhile.
             InvariantError: the manager's state is damaged; the coordinator stays shut.
         """
-        self._custody.require_recoverable()
+        self._custody.quarantine.require_recoverable()
         self._binding.bind(self._custody)
         self._binding.distrust_device_rows()
         self._custody.recover()
@@ -627,9 +627,14 @@ class ContextCacheCoordinator:
             for index, sequence in enumerate(checked.sequences)
         ]
 
-    @serialised
     def metrics(self) -> ContextCacheMetrics:
-        """Return a snapshot of all counters and of the present occupancy."""
+        """Return a snapshot of all counters and of the present occupancy, as they were at one moment.
+
+        It never waits for the device, and may be called from anywhere, also in hooks.
+        """
+        return self._custody.ask(self._metrics)
+
+    def _metrics(self) -> ContextCacheMetrics:
         manager, managed = self._manager, asdict(self._manager.counters())
         return ContextCacheMetrics(
             **asdict(self._counters),
@@ -664,12 +669,12 @@ class ContextCacheCoordinator:
     @property
     def poisoned(self) -> bool:
         """Whether a drain has failed, and `recover()` has not been called since."""
-        return self._custody.poisoned
+        return self._custody.quarantine.poisoned
 
     @property
     def poison_cause(self) -> BaseException | int | None:
         """The exception or the code that failed the drain, or `None`."""
-        return self._custody.poison_cause
+        return self._custody.quarantine.cause
 
     @property
     def failure(self) -> str:
@@ -699,7 +704,7 @@ class ContextCacheCoordinator:
     @property
     def idle(self) -> bool:
         """Whether no request is active or quarantined."""
-        return self._custody.active is None and self._custody.quarantined is None
+        return self._custody.active is None and self._custody.quarantine.request is None
 
     def __enter__(self) -> Self:
         return self
@@ -708,7 +713,7 @@ class ContextCacheCoordinator:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         close(self._custody, self._binding.link.resources)
-        if self._custody.shut:
+        if self._custody.quarantine.shut:
             self._binding.unbind(self._custody)
 
     def _fail(self, reason: str) -> Status:

@@ -46,6 +46,23 @@ def run_alone(lock: RLock, wait: bool, work: Callable[P, R], *arguments: P.args,
             pass
 
 
+def run_outside(lock: RLock, work: Callable[P, R], *arguments: P.args, **options: P.kwargs) -> R:
+    """Do work without a lock that the calling thread holds, and take it again. An interrupt may leave it free: see `is_held`."""
+    if not is_held(lock):
+        return work(*arguments, **options)
+    lock.release()
+    try:
+        return work(*arguments, **options)
+    finally:
+        lock.acquire()
+
+
+def is_held(lock: RLock) -> bool:
+    """Whether the calling thread holds a lock."""
+    held: bool = lock._is_owned()  # type: ignore[attr-defined] # noqa: SLF001 - `threading.Condition` asks it too
+    return held
+
+
 class Undoing(Generic[T]):
     """A block that undoes something where anything is raised in it, an interrupt too; what was raised goes on.
 

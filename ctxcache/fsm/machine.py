@@ -15,11 +15,16 @@ from ctxcache.fsm.table import REQUEST
 class LifecycleModel(Protocol):
     """What the machine moves: its state, and a method for every hook and guard that the table names.
 
-    A hook method takes nothing and returns `None`; a proving one may also return a CUDA error code, 0 for success.
+    A hook method takes nothing and returns `None`; a proving one may also return a CUDA error code, 0 for success. All are
+    called through `touch_device`.
     A guard method takes nothing and returns a `bool`.
     """
 
     _state: str
+
+    def touch_device(self, hook: str) -> int | None:
+        """Run the hook method of this name and return what it returns."""
+        ...
 
 
 class DrainFailed(Exception):  # noqa: N818 - an outcome that the coordinator turns into a status
@@ -61,8 +66,9 @@ def _run_hook(hook: Hook) -> Callable[[transitions.EventData], None]:
     name = hook.name
 
     def run(event: transitions.EventData) -> None:
+        model: Any = event.model
         try:
-            code = getattr(event.model, name)()
+            code = model.touch_device(name)
             succeeded = code is None or bool(code == 0)
         except BaseException as cause:
             raise _HookFailed(hook, cause, event) from cause

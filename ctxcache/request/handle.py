@@ -24,7 +24,7 @@ from ctxcache.ids import (
 from ctxcache.keys.identity import BlockKeyExtras
 from ctxcache.manager.results import CacheRequestLease
 from ctxcache.request.batch import NOT_FROZEN, Batch, StagedHybridPublication
-from ctxcache.request.owner import Custody
+from ctxcache.request.custody import Custody
 from ctxcache.request.request import Request
 
 
@@ -143,15 +143,27 @@ class RequestHandle:
     @property
     def batch_size(self) -> int:
         """Sequences in the batch; 0 for an empty handle."""
+        return self._custody.ask(self._size)
+
+    def _size(self) -> int:
         return self._request.batch.size if self.valid else 0
 
     @property
     def capacities(self) -> Int32s:
         """How far each sequence's prepared base pages reach, in tokens, `int32[batch]`; see `SequenceState.capacity`."""
-        return self._request.batch.capacity[: self.batch_size].copy()
+        return self._custody.ask(self._capacities)
+
+    def _capacities(self) -> Int32s:
+        return self._request.batch.capacity[: self._size()].copy()
 
     def inspect(self) -> RequestState:
-        """Return a read-only view of the request; of an empty handle, one without sequences."""
+        """Return a read-only view of the request; of an empty handle, one without sequences.
+
+        It says what was true at one moment. It never waits for the device, and may be called from anywhere, also in hooks.
+        """
+        return self._custody.ask(self._inspect)
+
+    def _inspect(self) -> RequestState:
         request = self._request
         batch = request.batch
         compaction = request.compaction

@@ -14,14 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxcache.arguments import Int32s
+from ctxcache.device.kv_pools import HybridCacheManager
 from ctxcache.device.page_sums import allocate_sums, fold
 from ctxcache.errors import DeviceError, PageCorruptionError
 from ctxcache.fsm import SANITIZER_TRANSITIONS
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.ids import LayerType
+from ctxcache.interrupts import run_outside
 from ctxcache.manager.manager import ContextCacheManager
 from ctxcache.request.batch import NOT_FROZEN, Batch
-from ctxcache.request.owner import Custody
+from ctxcache.request.custody import Custody
 from ctxcache.request.request import DeviceLink, PageSums, Request
 
 _Blocks = tuple[int, int, int]
@@ -130,13 +132,18 @@ class PageSanitizer(NoSanitizer):
         draft = _gather([leases[slot].draft_pages[first:last] for slot, first, last in blocks])
         if not base.size and not draft.size:
             return Status.OK
-        resources, ops = self._link.resources, self._link.ops
+        resources = self._link.resources
         cache = resources.draft_cache
         with self._custody.condemning(live, _device_failed):
-            base_sums = allocate_sums(ops, resources.base_cache, base.size) if base.size else None
-            draft_sums = allocate_sums(ops, cache, draft.size) if draft.size and cache is not None else None
+            base_sums = self._allocate(resources.base_cache, base.size)
+            draft_sums = self._allocate(cache, draft.size)
         live.sums = PageSums(base, base_sums, draft, draft_sums)
         return self._custody.fire(live, trigger)
+
+    def _allocate(self, cache: HybridCacheManager | None, num_pages: int) -> Any:
+        if cache is None or not num_pages:
+            return None
+        return run_outside(self._link.state, allocate_sums, self._link.ops, cache, num_pages)
 
     def _let_go(self, live: Request, status: Status) -> Status:
         """Free the arrays of sums. After a failed drain the kernel may still write them: they stay with the request."""
@@ -150,7 +157,7 @@ class PageSanitizer(NoSanitizer):
         for role, pages, array in sides:
             if array is not None:
                 with self._custody.condemning(live, _device_failed):
-                    host = self._link.ops.to_host(array)
+                    host = run_outside(self._link.state, self._link.ops.to_host, array)
                 read.append((role, pages, fold(host)))
         return read
 

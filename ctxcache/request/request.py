@@ -7,7 +7,8 @@ the transition has happened.
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ctxcache.device.resources import ContextCachePhysicalResources
 from ctxcache.device.snapshots import HybridSnapshotStorage
 from ctxcache.fsm import INITIAL, PENDING, PHASES, State
 from ctxcache.ids import Phase
+from ctxcache.interrupts import run_outside
 from ctxcache.metrics import CoordinatorCounters
 from ctxcache.request.batch import Batch
 from ctxcache.request.publication_policy import PublicationPolicy
@@ -34,6 +36,8 @@ class DeviceLink:
         resources: caches and page tables.
         storage: snapshot slots, where the deployment has recurrent layers.
         counters: drains are counted where they happen.
+        state: guards what the host knows, so that it can be asked at any time: an operation holds it but for the time of its
+            device touches, whose hooks move nothing that can be asked.
     """
 
     ops: DeviceOps
@@ -42,6 +46,7 @@ class DeviceLink:
     resources: ContextCachePhysicalResources
     storage: HybridSnapshotStorage | None
     counters: CoordinatorCounters
+    state: RLock = field(default_factory=RLock)
 
     def announce(self, operation: str) -> None:
         """Tell the ops which operation the following calls belong to, where they want to know."""
@@ -169,6 +174,11 @@ class Request:
         An interrupt can keep a finaliser from telling. So the handle itself is asked too.
         """
         return self.dropped or (self.handle is not None and self.handle() is None)
+
+    def touch_device(self, hook: str) -> int | None:
+        """Run a hook. What the host knows can be asked meanwhile, in other threads and in whatever the hook calls."""
+        code: int | None = run_outside(self.link.state, getattr(self, hook))
+        return code
 
     # The guards
 

@@ -16,9 +16,9 @@ import ctxcache.fsm.machine
 import ctxcache.request.lookup
 from ctxcache.fsm import State
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
+from ctxcache.request.custody import Custody
 from ctxcache.request.handle import RequestHandle
 from ctxcache.request.lookup import Acquirer
-from ctxcache.request.owner import Custody
 from ctxcache.testing.deferred import DeferredDeviceOps
 from ctxcache.testing.runtime.runtime import FakeRuntime
 from ctxcache.testing.runtime.scripts import LONG, SHORT

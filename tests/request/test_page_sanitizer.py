@@ -131,7 +131,7 @@ def test_a_failed_check_poisons_like_any_drain() -> None:
     with pytest.raises(Exception, match="POISONED"):
         reuse(runtime)
     assert runtime.coordinator.manager.pool(ResourceType.BASE_KV_PAGE).free < 24
-    quarantined = runtime.coordinator._custody.quarantined
+    quarantined = runtime.coordinator._custody.quarantine.request
     assert quarantined is not None
     assert quarantined.sums is not None  # the kernel may still write them
     runtime.ops.plan = FaultPlan()

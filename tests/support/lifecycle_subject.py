@@ -28,6 +28,10 @@ class Subject:
         self.answers = answers or {}
         self.outcomes = outcomes or {}
 
+    def touch_device(self, hook: str) -> Any:
+        """Run a hook by its name, as the machine asks for it."""
+        return self._run(hook)
+
     def __getattr__(self, name: str) -> Callable[[], Any]:
         if name in HOOKS:
             return lambda: self._run(name)

@@ -13,9 +13,10 @@ from ctxcache.fsm import State
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ResourceType
+from ctxcache.request.custody import Custody
 from ctxcache.request.handle import RequestHandle
-from ctxcache.request.owner import Custody
 from ctxcache.request.page_sanitizer import PageSanitizer
+from ctxcache.request.quarantine import Quarantine
 from ctxcache.testing import DeferredDeviceOps, Use
 from ctxcache.testing.runtime.identities import ADAPTER, MEDIA, NOBODY, TENANT, extras_of, media_behind, media_of
 from ctxcache.testing.runtime.probes import probe_active, probe_poisoned, probe_sanitizer
@@ -95,7 +96,7 @@ def test_a_quarantine_that_holds_nothing_is_named(monkeypatch: pytest.MonkeyPatc
     runtime = poisoned()
     runtime.coordinator.manager.release_all()
     monkeypatch.setattr(RequestHandle, "phase", None)
-    monkeypatch.setattr(Custody, "require_recoverable", lambda self: None)
+    monkeypatch.setattr(Quarantine, "require_recoverable", lambda self: None)
     probe_poisoned(runtime)
     for violation in (
         "a request is quarantined, and holds no lease",

@@ -17,7 +17,7 @@ from ctxcache import ContextCacheDeploymentKind as Kind
 from ctxcache.cli import main
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.manager.manager import ContextCacheManager
-from ctxcache.request.owner import Custody
+from ctxcache.request.custody import Custody
 from ctxcache.request.request import Request
 from ctxcache.testing import ReferenceManager
 from ctxcache.testing.actions import ACTIONS, simplifications

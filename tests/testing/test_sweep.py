@@ -20,7 +20,7 @@ from ctxcache.fsm import FaultGroup, fault_groups, fault_points
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.request.batch import Batch
-from ctxcache.request.owner import Custody
+from ctxcache.request.custody import Custody
 from ctxcache.testing import Fault, FaultMode, FaultPlan
 from ctxcache.testing.fault_runs import Chain, FaultRun, Touches, faults_at, pair_faults, survey
 from ctxcache.testing.runtime.runtime import FakeRuntime

@@ -27,7 +27,7 @@ from ctxcache import (
 )
 from ctxcache.device.streams import PER_THREAD_DEFAULT_STREAM
 from ctxcache.fsm import State
-from ctxcache.request.owner import end_of_life
+from ctxcache.request.custody import end_of_life
 from ctxcache.testing import Fault, FaultInjector, FaultPlan
 
 
@@ -261,7 +261,7 @@ def test_an_idle_coordinator_ends_in_any_thread(caplog: pytest.LogCaptureFixture
     h = small(stream=PER_THREAD_DEFAULT_STREAM)
     h.run(T(20))
     in_another_thread(lambda: end_of_life(h.coordinator._custody, h.resources))
-    assert h.coordinator._custody.shut
+    assert h.coordinator._custody.quarantine.shut
     assert caplog.records == []
 
 

@@ -17,13 +17,14 @@ from ctxcache.device.streams import is_per_thread
 from ctxcache.errors import ContractError, InvariantError
 from ctxcache.fsm import DrainFailed, State, fire, is_declared
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
-from ctxcache.interrupts import Undoing, run_alone
+from ctxcache.interrupts import Undoing, is_held, run_alone
 from ctxcache.manager.manager import ContextCacheManager
+from ctxcache.request.quarantine import Quarantine, keep_for_ever
 from ctxcache.request.request import DeviceLink, Request
 
 _LOG = logging.getLogger("ctxcache")
 
-_ON_HOST_ALONE = frozenset({"can_prepare_decode_step", "clear", "explain", "metrics", "recover", "replace_device_ops"})
+_ON_HOST_ALONE = frozenset({"can_prepare_decode_step", "clear", "explain", "recover", "replace_device_ops"})
 """Operations that never touch the device."""
 
 _FOR_A_HELD_REQUEST = frozenset({"abandon", "finish", "shutdown"})
@@ -57,10 +58,7 @@ class Custody:
 
     Attributes:
         active: the admitted request, or `None`.
-        quarantined: the request whose pages the device may still write, or `None`.
-        shut: whether `shutdown()` succeeded.
-        poisoned: whether a drain has failed; `recover()` clears it.
-        poison_cause: what made it fail: the exception, or the synchroniser's code.
+        quarantine: the request whose pages the device may still write, and whether anything is admitted.
     """
 
     def __init__(self, manager: ContextCacheManager, link: DeviceLink) -> None:
@@ -73,10 +71,7 @@ class Custody:
             self._home.is_here = True
         self._pid = os.getpid()
         self.active: Request | None = None
-        self.quarantined: Request | None = None
-        self.shut = False
-        self.poisoned = False
-        self.poison_cause: BaseException | int | None = None
+        self.quarantine = Quarantine(link.counters)
 
     def run(self, operation: str, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         """Run one operation of the coordinator; other threads wait, orphans are looked after at its end.
@@ -90,7 +85,14 @@ class Custody:
                 f"{operation} was called from inside a hook, synchroniser or callback of the same coordinator; "
                 "call it after the running operation has returned"
             )
-        return cast("T", run_alone(self._lock, True, self._operate, operation, work, arguments, options))
+        state = self._link.state
+        return cast(
+            "T", run_alone(self._lock, True, run_alone, state, True, self._operate, operation, work, arguments, options)
+        )
+
+    def ask(self, question: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+        """Answer a question about host state as it is at one moment: at once, whatever another thread waits for."""
+        return cast("T", run_alone(self._link.state, True, question, *arguments, **options))
 
     def _operate(
         self, operation: str, work: Callable[..., T], arguments: tuple[Any, ...], options: dict[str, Any]
@@ -104,6 +106,8 @@ class Custody:
         except Exception:
             raise
         except BaseException:
+            if not is_held(self._link.state):
+                self._link.state.acquire()
             # An interrupt behind a transition: what the host had still to move for it has not moved.
             if request is not None and request.state is not state:
                 self.condemn(request)
@@ -138,7 +142,7 @@ class Custody:
 
     def holds(self, request: Request) -> bool:
         """Whether the request takes the admission slot: until every lease of it is released."""
-        return request is self.active or request is self.quarantined
+        return request is self.active or request is self.quarantine.request
 
     def committing(self, request: Request) -> Undoing[Request]:
         """Move host state. What raises in here is our own fault, and leaves the request as a failed enqueue does."""
@@ -173,8 +177,8 @@ class Custody:
                 self._manager.release(lease)
         if self.active is request:
             self.active = None
-        if self.quarantined is request:
-            self.quarantined = None
+        if self.quarantine.request is request:
+            self.quarantine.request = None
 
     def reap(self) -> None:
         """Look after a request that nobody can finish any more.
@@ -200,7 +204,7 @@ class Custody:
             return  # the running operation looks after it
         try:
             # Where another thread runs an operation, that one or the next looks after it.
-            run_alone(self._lock, False, self.reap)
+            run_alone(self._lock, False, run_alone, self._link.state, True, self.reap)
         except BaseException:  # noqa: BLE001 - nothing may escape from a finaliser
             _LOG.exception("a dropped request could not be abandoned cleanly")
 
@@ -209,55 +213,34 @@ class Custody:
         self.reap()
         if self.active is not None:
             return Status.REQUEST_FAILED
-        if self.quarantined is not None:
-            if self.quarantined.state is State.POISONED:
-                try:
-                    fire(self.quarantined, "shutdown")
-                except DrainFailed as failure:
-                    if failure.interrupt is not None:
-                        raise failure.interrupt from None
-                    return Status.POISONED
-            self.release(self.quarantined)
-        self.shut = True
+        if not self.quarantine.prove():
+            return Status.POISONED
+        if self.quarantine.request is not None:
+            self.release(self.quarantine.request)
+        self.quarantine.shut = True
         return Status.OK
 
     def refusal(self) -> Status | None:
-        """Say why nothing is admitted now; `None` when something is.
-
-        Raises:
-            ContractError: the coordinator was shut down in health.
-        """
-        if self.poisoned:
-            return Status.POISONED
-        if self.shut:
-            raise ContractError("the coordinator is shut down; build another one")
+        """Say why nothing is admitted now; `None` when something is. `ContractError` after a shutdown in health."""
+        refusal = self.quarantine.refusal()
+        if refusal is not None:
+            return refusal
         return None if self.active is None else Status.REQUEST_FAILED
-
-    def require_recoverable(self) -> None:
-        """Refuse recovery without a poisoning whose quarantine `shutdown()` has ended."""
-        if not (self.poisoned and self.shut):
-            raise ContractError(
-                f"recover() is possible after a poisoning once shutdown() has returned OK; this coordinator is "
-                f"{'poisoned' if self.poisoned else 'not poisoned'} and {'shut' if self.shut else 'not shut'}"
-            )
 
     def recover(self) -> None:
         """Reopen admission; `InvariantError` when the manager's state is damaged, and then it stays shut."""
         self._manager.check_invariants()
-        self.poisoned = False
-        self.poison_cause = None
-        self.shut = False
+        self.quarantine.reopen()
 
     def _is_inside(self) -> bool:
         """Whether an operation runs in the calling thread."""
-        is_owned: bool = self._lock._is_owned()  # type: ignore[attr-defined] # noqa: SLF001 - `threading.Condition` asks it too
-        return is_owned
+        return is_held(self._lock)
 
     def _require_its_stream(self, operation: str) -> None:
         """Refuse an operation that may touch the device in a thread in which the stream's handle is another stream."""
         if self._has_its_stream() or operation in _ON_HOST_ALONE:
             return
-        if operation in _FOR_A_HELD_REQUEST and self.active is None and self.quarantined is None:
+        if operation in _FOR_A_HELD_REQUEST and self.active is None and self.quarantine.request is None:
             return
         raise ContractError(
             f"{operation} was called in a thread other than the one that built this coordinator, and the per-thread default "
@@ -275,16 +258,8 @@ class Custody:
         request.discards_unpublished = True
 
     def _quarantine(self, request: Request, cause: BaseException | int) -> None:
-        self.quarantined = request
+        self.quarantine.take(request, cause)
         self.active = None
-        self.poisoned = True
-        self.poison_cause = cause
-        self._link.counters.quarantines += 1
-        _LOG.error(
-            "a drain failed (%r): %d leases are quarantined until shutdown() proves the device idle",
-            cause,
-            len(request.batch.leases),
-        )
 
 
 def _our_fault(error: Exception) -> InvariantError:
@@ -294,9 +269,6 @@ def _our_fault(error: Exception) -> InvariantError:
 
 
 # The end of a coordinator that nobody shut down: garbage-collected, or still there when the interpreter exits.
-
-_UNPROVEN: list[Any] = []
-"""What a device may still write. It is kept for the rest of the process: freed memory could become somebody else's."""
 
 
 def end_of_life(custody: Custody, resources: Any) -> None:
@@ -310,15 +282,14 @@ def end_of_life(custody: Custody, resources: Any) -> None:
         close(custody, resources)
     except BaseException:  # noqa: BLE001 - nothing may escape from a finaliser
         _LOG.exception("a coordinator could not be shut down cleanly")
-        _UNPROVEN.append((custody, resources))
+        keep_for_ever(custody, resources)
 
 
 def close(custody: Custody, resources: Any) -> None:
     """Abandon the active request and shut down; a device that cannot be proven idle keeps its resources."""
-    if custody.shut or custody.in_forked_child:
+    if custody.quarantine.shut or custody.in_forked_child:
         return
     custody.run("abandon", custody.abandon_active)
     custody.run("shutdown", custody.shutdown)
-    if not custody.shut:
-        _LOG.error("shut down without a proof that the device is idle: its caches and page tables are never freed")
-        _UNPROVEN.append((custody, resources))
+    if not custody.quarantine.shut:
+        keep_for_ever(custody, resources)
