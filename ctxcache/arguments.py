@@ -41,7 +41,12 @@ def describe(value: Any) -> str:
 
 def is_integer(value: Any) -> bool:
     """Whether a value is a whole number of Python or NumPy; a truth value is none."""
-    return type(value) is int or (isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_)))
+    return type(value) is int or _is_integral(type(value))
+
+
+def _is_integral(kind: type) -> bool:
+    """Whether values of a type are whole numbers. NumPy derives lengths of time from its integers."""
+    return issubclass(kind, (int, np.integer)) and not issubclass(kind, (bool, np.timedelta64))
 
 
 def as_integer(
@@ -222,7 +227,7 @@ def _int32s_of_sequence(name: str, values: Any, one: str) -> Int32s:
     items = values if type(values) in (list, tuple) else [each for each in values]  # noqa: C416
     if not items:
         return np.empty(0, np.int32)
-    strangers = {kind for kind in set(map(type, items)) if kind is bool or not issubclass(kind, (int, np.integer))}
+    strangers = {kind for kind in set(map(type, items)) if not _is_integral(kind)}
     if strangers:
         index = next(index for index, item in enumerate(items) if type(item) in strangers)
         raise ContractError(

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ctxcache.arguments import describe
 from ctxcache.config import DeploymentConfig, EngineConfig, validate_context_cache_deployment
 from ctxcache.device.defaults import ops_or_default
 from ctxcache.device.kv_pools import HybridCacheManager
-from ctxcache.device.ops import DeviceOps, RuntimeDeviceOps, device_ordinal_of
+from ctxcache.device.ops import REQUIRED_OPS, DeviceOps, RuntimeDeviceOps, device_ordinal_of
 from ctxcache.device.page_table import KVPageTable
 from ctxcache.errors import DeploymentError
 from ctxcache.ids import PAIRED_KINDS, ContextCacheDeploymentKind
@@ -107,8 +108,11 @@ def check_devices(ops: DeviceOps, kind: ContextCacheDeploymentKind, resources: C
     """Check that caches and tables lie on the device that the coordinator's ops work on, where both say which that is.
 
     Raises:
-        DeploymentError: one lies on another device.
+        DeploymentError: one lies on another device, or the ops lack a method.
     """
+    lacking = [name for name in REQUIRED_OPS if not callable(getattr(ops, name, None))]
+    if lacking:
+        raise DeploymentError(f"device_ops is {describe(ops)} and lacks {', '.join(lacking)}; pass DeviceOps")
     ordinal = device_ordinal_of(ops)
     for field in fields(resources):
         resource = getattr(resources, field.name)

@@ -359,6 +359,7 @@ class ContextCacheManager:
 
     def num_available(self, resource_type: ResourceType) -> int:
         """Return how many of one pool no lease holds: the free ones, and those that eviction could free."""
+        check_member("resource_type", resource_type, ResourceType)
         kind = c.RESOURCE_KIND[resource_type]
         return int(self._state[c.FREE + kind] + self._state[c.IDLE + kind])
 
