@@ -23,7 +23,13 @@ try:
     from ctxcache.device.ops import DeviceOps, StreamSynchronizer
     from ctxcache.device.page_table import KVPageTable
     from ctxcache.device.resources import ContextCachePhysicalResources
-    from ctxcache.device.snapshots import HybridSnapshotStorage, partial_kv_bytes_per_slot, recurrent_bytes_per_slot
+    from ctxcache.device.snapshots import (
+        HybridSnapshotStorage,
+        checkpoint_slots,
+        partial_kv_bytes_per_slot,
+        recurrent_bytes_per_slot,
+        snapshot_pool_bytes,
+    )
     from ctxcache.errors import (
         ContextCacheError,
         ContractError,
@@ -168,11 +174,13 @@ __all__ = [
     "StagedHybridPublication",
     "StreamSynchronizer",
     "WarmupReport",
+    "checkpoint_slots",
     "hash_exact_prefix",
     "hash_full_blocks",
     "hash_opaque_identity",
     "partial_kv_bytes_per_slot",
     "recurrent_bytes_per_slot",
+    "snapshot_pool_bytes",
     "validate_context_cache_deployment",
     "warmup",
 ]

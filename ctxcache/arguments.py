@@ -41,7 +41,12 @@ def describe(value: Any) -> str:
 
 def is_integer(value: Any) -> bool:
     """Whether a value is a whole number of Python or NumPy; a truth value is none."""
-    return type(value) is int or (isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_)))
+    return type(value) is int or _is_integral(type(value))
+
+
+def _is_integral(kind: type) -> bool:
+    """Whether values of a type are whole numbers. NumPy derives lengths of time from its integers."""
+    return issubclass(kind, (int, np.integer)) and not issubclass(kind, (bool, np.timedelta64))
 
 
 def as_integer(
@@ -88,10 +93,21 @@ def check_member(name: str, value: Any, kind: type[_Member]) -> None:
         raise ContractError(f"{name} is {describe(value)}; pass a member of {kind.__name__}")
 
 
-def check_sequence(name: str, values: Any) -> None:
-    """Check that a value is a list, a tuple or their like, which text is not."""
-    if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
-        raise ContractError(f"{name} is a {type(values).__name__}; pass a list or a tuple")
+def as_list(name: str, values: Any, wanted: str = "a list or a tuple") -> list[Any]:
+    """Return what a list, a tuple or their like yields, which text is not. Read once: it may answer otherwise next time."""
+    if not isinstance(values, Sequence) or isinstance(values, (str, bytes, bytearray, memoryview)):
+        raise ContractError(f"{name} is a {type(values).__name__}; pass {wanted}")
+    return [each for each in values]  # noqa: C416 - list() would ask for its length, which need not be true
+
+
+def as_rows_of(name: str, values: Any, wanted: str) -> list[Any]:
+    """Return the entries of a list, or of an array of any library along its first axis."""
+    if isinstance(values, Sequence) or not hasattr(values, "__array__"):
+        return as_list(name, values, wanted)
+    array = as_numpy(name, values)
+    if not array.ndim:
+        raise ContractError(f"{name} is {describe(array)}; pass {wanted}")
+    return list(array)
 
 
 # Runs of integers
@@ -205,11 +221,13 @@ def _int32s_of_array(name: str, values: NDArray[Any], one: str) -> Int32s:
 def _int32s_of_sequence(name: str, values: Any, one: str) -> Int32s:
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise ContractError(f"{name} is a {type(values).__name__}; pass a sequence of integers, or an array")
-    # Read once: array.array() takes bytes for raw memory, and a sequence of the caller's may answer otherwise next time.
-    items = values if type(values) in (list, tuple) else list(values)
+    if isinstance(values, memoryview):  # of whatever format and shape
+        return _int32s_of_array(name, as_numpy(name, values), one)
+    # array.array() takes bytes for raw memory; and list() would ask a sequence for its length, which need not be true.
+    items = values if type(values) in (list, tuple) else [each for each in values]  # noqa: C416
     if not items:
         return np.empty(0, np.int32)
-    strangers = {kind for kind in set(map(type, items)) if kind is bool or not issubclass(kind, (int, np.integer))}
+    strangers = {kind for kind in set(map(type, items)) if not _is_integral(kind)}
     if strangers:
         index = next(index for index, item in enumerate(items) if type(item) in strangers)
         raise ContractError(

@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxcache.arguments import as_integer
-from ctxcache.config import ContextCacheConfig, DeploymentConfig
+from ctxcache.config import ContextCacheConfig, DeploymentConfig, EngineConfig, validate_context_cache_deployment
 from ctxcache.device.arrays import check_int32_target, check_writable, view_array
-from ctxcache.device.op_checks import check_hidden_row
-from ctxcache.device.ops import DeviceOps, HiddenRow, StreamSynchronizer
-from ctxcache.device.resources import ContextCachePhysicalResources, check_devices, check_successor
+from ctxcache.device.op_checks import check_hidden_states
+from ctxcache.device.ops import DeviceOps, HiddenRow, RuntimeDeviceOps, StreamSynchronizer
+from ctxcache.device.resources import ContextCachePhysicalResources, check_devices, check_successor, make_resources
+from ctxcache.device.snapshots import checkpoint_slots, snapshot_pool_bytes
 from ctxcache.device.streams import same_stream
 from ctxcache.errors import ContractError
 from ctxcache.fsm import is_declared, require_declared
@@ -116,6 +117,44 @@ class ContextCacheCoordinator:
             self._sanitizer = PageSanitizer(self._custody, self._manager, binding.link, tokens_per_page)
         binding.bind(self._custody)
         weakref.finalize(self, end_of_life, self._custody, resources)
+
+    @classmethod
+    def build(
+        cls,
+        engine: EngineConfig | DeploymentConfig,
+        *,
+        kv_pools: Sequence[Any] | None = None,
+        recurrent: Sequence[Any] | None = None,
+        conv: Sequence[Any] | None = None,
+        stream: Any = None,
+        device_ops: RuntimeDeviceOps | None = None,
+        snapshots: int | None = None,
+        **config: Any,
+    ) -> Self:
+        """Build a coordinator with all that it needs: what `__init__` takes apart, for the usual case.
+
+        Args:
+            engine: the model; a whole deployment where there is a speculative scheme.
+            kv_pools: pools of the base engine to borrow, as for `HybridCacheManager.from_arrays`. The default is to allocate
+                them. A draft's cache is always allocated.
+            recurrent: its states; lent together with `kv_pools`, where it has both.
+            conv: its convolution states, likewise.
+            stream: the one stream that all device work is enqueued on.
+            device_ops: all device work goes through these; the default is a `NumbaDeviceOps()`.
+            snapshots: checkpoints of recurrent layers to pay for. The default is `checkpoint_slots` for as many conversations
+                as the largest batch has sequences; budgets in bytes that are among `config` win.
+            config: fields of `ContextCacheConfig`.
+
+        Raises:
+            DeploymentError: as `__init__`, and what the parts have against their arguments.
+        """
+        deployment = engine if isinstance(engine, DeploymentConfig) else DeploymentConfig(engine)
+        kind = validate_context_cache_deployment(deployment)
+        batch = deployment.base.max_batch_size
+        budgets = snapshot_pool_bytes(deployment, checkpoint_slots(batch, batch) if snapshots is None else snapshots)
+        settings = ContextCacheConfig(**{**budgets, **config})
+        resources = make_resources(deployment, stream, device_ops, kv_pools=kv_pools, recurrent=recurrent, conv=conv)
+        return cls(settings, deployment, kind, resources, stream)
 
     # The life of a request
 
@@ -481,7 +520,7 @@ class ContextCacheCoordinator:
         if storage is None or storage.hidden_rows is None:
             raise ContractError(f"a {self._kind.name} deployment saves no hidden rows; only HYBRID_MTP does")
         slot = as_integer("slot", slot, 0, live.batch.size)
-        rows = check_hidden_row(storage, 0, HiddenRow(hidden_states, slot, 0)).shape[1]
+        rows = check_hidden_states(storage, HiddenRow(hidden_states, slot, 0)).shape[1]
         return HiddenRow(hidden_states, slot, as_integer("the hidden row", row, 0, rows))
 
     # The end of a request
@@ -673,6 +712,11 @@ class ContextCacheCoordinator:
     def stream(self) -> Any:
         """The coordinator's one stream."""
         return self._binding.link.stream
+
+    @property
+    def resources(self) -> ContextCachePhysicalResources:
+        """The caches and page tables that it was built with."""
+        return self._binding.link.resources
 
     @property
     def device_ops(self) -> DeviceOps:

@@ -3,11 +3,13 @@
 Numba's own cache looks at the file of the outermost function only, so an edited callee in another file goes
 unnoticed. Here the stamp covers every module that compiled code can have functions or constants from: those of the whole
 package but its two top floors, which nothing below imports, and those of the function's own folder. Where neither the package folder nor the home folder can be written, functions
-are compiled in memory instead of failing at import.
+are compiled in memory instead of failing at import. The first function of a process that no cache has is told to the log,
+since many follow it.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,9 +18,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numba
-from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.core.caching import FunctionCache, IndexDataCacheFile, NullCache
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_LOG = logging.getLogger("ctxcache")
 
 _DISPATCHERS: list[Any] = []
 
@@ -53,6 +57,21 @@ def _package_stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
     return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
 
+@cache
+def _announce() -> None:
+    _LOG.info(
+        "Numba compiles, for about a minute in all; `ctxcache warmup` does that beforehand, and keeps the code on disk"
+    )
+
+
+class _NoCache(NullCache):  # type: ignore[no-untyped-call,misc,unused-ignore]
+    """No cache; Numba asks it before it compiles."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> None:
+        del sig, target_context
+        _announce()
+
+
 class _PackageCache(FunctionCache):  # type: ignore[no-untyped-call,misc,unused-ignore]
     """Numba's function cache, stamped with all modules of the package instead of the function's own."""
 
@@ -64,6 +83,12 @@ class _PackageCache(FunctionCache):  # type: ignore[no-untyped-call,misc,unused-
         )
         # Numba looks at the version before it reads the rest, which may name types that the package no longer has.
         self._cache_file._version = (numba.__version__, stamp)  # noqa: SLF001 - see above
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call,unused-ignore]
+        if found is None:
+            _announce()
+        return found
 
 
 def njit(function: _Function) -> _Function:
@@ -100,6 +125,7 @@ def njit_inlined(function: _Function) -> _Function:
 
 def _cached(function: _Function, dispatcher: Any) -> _Function:
     _DISPATCHERS.append(dispatcher)
+    dispatcher._cache = _NoCache()  # noqa: SLF001 - what numba's enable_caching() assigns
     with suppress(RuntimeError):  # numba: no writable place for the cache
-        dispatcher._cache = _PackageCache(function)  # noqa: SLF001 - what numba's enable_caching() assigns
+        dispatcher._cache = _PackageCache(function)  # noqa: SLF001 - see above
     return cast("_Function", dispatcher)

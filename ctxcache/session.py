@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.arguments import RETIRED, Int32s, as_numpy, is_integer
+from ctxcache.arguments import RETIRED, Int32s, as_numpy, as_rows_of, is_integer
 from ctxcache.errors import ContractError, RequestFailedError
 from ctxcache.fsm import State
 from ctxcache.ids import (
@@ -19,6 +19,7 @@ from ctxcache.ids import (
     ContextCacheLookupPolicy,
 )
 from ctxcache.keys.identity import BlockKeyExtras
+from ctxcache.keys.tokens import as_token_array
 from ctxcache.request.admission import (
     ContextCacheBatchAdmission,
     ContextCacheSequenceAdmission,
@@ -61,20 +62,18 @@ class CoordinatorSession:
     ) -> None:
         self._coordinator = coordinator
         self._headroom = headroom
-        if isinstance(token_lists, (str, bytes)) or not hasattr(token_lists, "__len__"):
+        prompts = as_rows_of("token_lists", token_lists, "a list, one run of tokens a sequence")
+        if prompts and is_integer(prompts[0]):
             raise ContractError(
-                f"token_lists is a {type(token_lists).__name__}; pass a list, one run of tokens a sequence"
+                f"token_lists begins with the token {prompts[0]}; pass a list of prompts, as in [tokens]"
             )
-        first = next(iter(token_lists), None)
-        if is_integer(first):
-            raise ContractError(f"token_lists begins with the token {first}; pass a list of prompts, as in [tokens]")
-        count = len(token_lists)
+        count = len(prompts)
         extras = _per_sequence("key_extras", key_extras, BlockKeyExtras(), count)
         media = _per_sequence("per_position_media_hash", per_position_media_hash, None, count)
         self._admission = ContextCacheBatchAdmission(
             [
-                ContextCacheSequenceAdmission(tokens, extra, hashes)
-                for tokens, extra, hashes in zip(token_lists, extras, media, strict=True)
+                ContextCacheSequenceAdmission(as_token_array(tokens), extra, hashes)
+                for tokens, extra, hashes in zip(prompts, extras, media, strict=True)
             ],
             execution_mode,
             lookup_policy,
@@ -291,32 +290,23 @@ class CoordinatorSession:
 
 def _runs(accepted: Accepted) -> list[Any]:
     """Return one run of tokens a sequence, whether single tokens or runs were given, in arrays of whatever library."""
-    if not isinstance(accepted, Sequence) or isinstance(accepted, (str, bytes)):
-        if not hasattr(accepted, "__array__"):
-            raise ContractError(
-                f"the tokens are a {type(accepted).__name__}; pass a list or an array with one token, or one run of tokens, "
-                "a sequence"
-            )
-        accepted = as_numpy("the tokens", accepted)
-    return [[one] if is_integer(one) else _run(one) for one in accepted]
+    wanted = "a list or an array with one token, or one run of tokens, a sequence"
+    return [[one] if is_integer(one) else _run(one) for one in as_rows_of("the tokens", accepted, wanted)]
 
 
-def _run(tokens: Any) -> Any:
+def _run(tokens: Any) -> Int32s:
     """Return a run of tokens; a single one may be an array without an axis."""
-    if isinstance(tokens, Sequence):
-        return tokens
-    array = as_numpy("the tokens", tokens)
-    return array[None] if array.ndim == 0 else array
+    if hasattr(tokens, "__array__"):
+        tokens = as_numpy("the tokens", tokens)
+        tokens = tokens[None] if tokens.ndim == 0 else tokens
+    return as_token_array(tokens)
 
 
 def _flags(finished: Any, count: int, name: str = "finished") -> NDArray[np.bool_]:
     """Return one flag a sequence; whole numbers pass for flags where they are 0 or 1."""
     if finished is None:
         return np.zeros(count, bool)
-    try:
-        given = np.asarray(finished)
-    except ValueError:
-        given = np.empty(0, object)
+    given = as_numpy(name, as_rows_of(name, finished, "one bool a sequence"))
     if given.ndim != 1 or (given.size and (given.dtype.kind not in "biu" or not np.isin(given, (0, 1)).all())):
         raise ContractError(f"{name} is {finished!r}; pass one bool a sequence")
     return given.astype(bool)
@@ -333,9 +323,8 @@ def _per_sequence(name: str, value: Any, default: Any, count: int) -> list[Any]:
         return [default] * count
     if isinstance(value, BlockKeyExtras):
         return [value] * count
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
-        one = "one BlockKeyExtras for all, or " if name == "key_extras" else ""
-        raise ContractError(f"{name} is a {type(value).__name__}; pass {one}a list with one entry a sequence")
-    if len(value) != count:
-        raise ContractError(f"{name} has {len(value)} entries for {count} sequences; give one a sequence")
-    return list(value)
+    one = "one BlockKeyExtras for all, or " if name == "key_extras" else ""
+    values = as_rows_of(name, value, f"{one}a list with one entry a sequence")
+    if len(values) != count:
+        raise ContractError(f"{name} has {len(values)} entries for {count} sequences; give one a sequence")
+    return values

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,8 +37,17 @@ class WarmupReport:
     compiled: int
     loaded: int
 
+    def __str__(self) -> str:
+        ready = ", all ready before" if not self.compiled else ""
+        return f"{self.loaded} functions loaded from the cache on disk{ready}, {self.compiled} compiled, {self.seconds:.1f} s"
 
-def warmup(device_ops: NumbaDeviceOps | None = None, stream: Any = None) -> WarmupReport:
+
+def warmup(
+    device_ops: NumbaDeviceOps | None = None,
+    stream: Any = None,
+    *,
+    progress: Callable[[str, int, int], object] = lambda _part, _done, _total: None,
+) -> WarmupReport:
     """Compile, or load from the cache on disk, all code of the host that the library can call.
 
     Small coordinators of every deployment kind live through every transition, in memory of the host. Without it the first
@@ -46,16 +57,19 @@ def warmup(device_ops: NumbaDeviceOps | None = None, stream: Any = None) -> Warm
     Args:
         device_ops: compile and load these ops' kernels too; see `NumbaDeviceOps.load_kernels`.
         stream: where to launch them, with nothing to do.
+        progress: called before each part with its name, how many parts are done, and how many there are.
 
     Returns:
         How long it took, and how much was compiled. A second call finds nothing to do.
     """
     started, before = time.perf_counter(), machine_code()
-    _hash_all_forms()
-    _live_all_lives()
-    _upload_rows()
+    parts: list[tuple[str, Callable[[], object]]] = [("keys", _hash_all_forms), ("page tables", _upload_rows)]
+    parts += [(f"requests of {kind.name}", partial(_live_a_life, kind)) for kind in ContextCacheDeploymentKind]
     if device_ops is not None:
-        device_ops.load_kernels(stream)
+        parts.append(("kernels", partial(device_ops.load_kernels, stream)))
+    for done, (name, work) in enumerate(parts):
+        progress(name, done, len(parts))
+        work()
     after = machine_code()
     return WarmupReport(time.perf_counter() - started, after.compiled - before.compiled, after.loaded - before.loaded)
 
@@ -70,18 +84,17 @@ def _hash_all_forms() -> None:
             hash_exact_prefix(tokens, _BLOCK, per_position_media_hash=media)
 
 
-def _live_all_lives() -> None:
-    """Let a small runtime of every kind go through every transition, and then ask what only a caller asks."""
+def _live_a_life(kind: ContextCacheDeploymentKind) -> None:
+    """Let a small runtime go through every transition, and then ask what only a caller asks."""
     # Here, so that who does without a warm-up does without these.
     from ctxcache.testing.runtime.runtime import FakeRuntime  # noqa: PLC0415
     from ctxcache.testing.runtime.scripts import quiet_log, run_script  # noqa: PLC0415
 
     with quiet_log():
-        for kind in ContextCacheDeploymentKind:
-            for page_sanitizer in (False, True):
-                runtime = FakeRuntime(kind, page_sanitizer=page_sanitizer)
-                run_script(runtime)
-            _ask_everything(runtime.coordinator.manager)
+        for page_sanitizer in (False, True):
+            runtime = FakeRuntime(kind, page_sanitizer=page_sanitizer)
+            run_script(runtime)
+        _ask_everything(runtime.coordinator.manager)
 
 
 def _ask_everything(manager: ContextCacheManager) -> None:

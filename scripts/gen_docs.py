@@ -279,22 +279,75 @@ SCENARIO_FILES = {
 }
 """Whole files that belong to a scenario beside the tests that carry its number."""
 
+FOUND_HEAD = """## Small inputs that failed
+
+Found in version 0.1.0 by trying to break it (F), in public reports (R), and by using it for the first time (N). Each stands for a
+kind of fault, and its tests hold the kind: the input itself, and others like it.
+"""
+
+FOUND = {
+    "F1": "the keys of a mapping, or a text, taken for tokens",
+    "F2": "arithmetic in the width of a caller's scalar",
+    "F3": "the secret key in a repr or an error",
+    "F4": "a session whose last sequence has left still decodes",
+    "F5": "a request looked at while another thread compacts it",
+    "F6": "a lookup that hashes for other users' records",
+    "F7": "a lookup that walks all records of a recurrent model",
+    "F8": "host memory for the longest sequence there could be",
+    "F9": "a pool of 2**31 tokens",
+    "F10": "masks that are ignored, lengths that lie",
+    "F11": "a synchronisation counted that did not happen",
+    "F12": "a block left in a forked child",
+    "F13": "answers and refusals that contradict each other: what never fits, a disabled cache, a plain batch beside a draft",
+    "F14": "invariants of a large cache checked slowly, under the lock",
+    "R1": "a sequence longer than the longest",
+    "R2": "a checkpoint that all start from is lost for good",
+    "R3": "a whole record evicted for one page",
+    "R4": "the order of a batch decides what is reused",
+    "R5": "drafts end a batch before its sequences are full",
+    "R6": "metrics that wait for a device that hangs",
+    "N1": "sampled tokens as an array of another library",
+    "N2": "a batch fails and nobody says for which sequence",
+    "N3": "a wrong identity noticed late and elsewhere",
+    "N4": "a refusal that names the step already done",
+    "N5": "a minute of compiling without a word",
+    "N6": "a picture that says otherwise than the table",
+    "N7": "a report without its synchronisation, unseen by the watch",
+    "N8": "a stray write that no tool sees",
+    "N9": "a fault test that never reaches its point",
+    "N10": "a source distribution that lacks what its tests need",
+}
+
+FOUND_TEST = re.compile(r"^(?:def|    def) (?P<name>test_(?P<letter>[frn])(?P<number>\d\d)_[a-z0-9_]*)", re.MULTILINE)
+
 SCENARIO_TEST = re.compile(r"^(?:def|    def) (?P<name>test_h(?P<number>\d\d)[a-z0-9_]*)", re.MULTILINE)
 
 
 def scenarios_page() -> str:
-    """Make docs/scenarios.md. A scenario without a test is an error."""
+    """Make docs/scenarios.md. A scenario without a test is an error; a small input without one is listed with a dash."""
     tests: dict[int, list[str]] = {number: [] for number in SCENARIOS}
+    held: dict[str, list[str]] = {number: [] for number in FOUND}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for found in SCENARIO_TEST.finditer(path.read_text(encoding="utf-8")):
-            tests[int(found["number"])].append(f"`{path.relative_to(ROOT / 'tests').as_posix()}::{found['name']}`")
+        text, name = path.read_text(encoding="utf-8"), path.relative_to(ROOT / "tests").as_posix()
+        for found in SCENARIO_TEST.finditer(text):
+            tests[int(found["number"])].append(f"`{name}::{found['name']}`")
+        for found in FOUND_TEST.finditer(text):
+            held[f"{found['letter'].upper()}{int(found['number'])}"].append(f"`{name}::{found['name']}`")
     for number, names in SCENARIO_FILES.items():
         tests[number] += [f"`{name}` (whole)" for name in names]
     untested = [number for number, names in tests.items() if not names]
     if untested:
         raise SystemExit(f"scenarios without a test: {untested}")
     rows = [[f"H{number:02}", what, "<br>".join(tests[number])] for number, what in SCENARIOS.items()]
-    return f"{SCENARIOS_HEAD}\n{table(['', 'what went wrong elsewhere', 'tests, in `tests/`'], rows)}"
+    small = [[number, what, "<br>".join(held[number]) or "-"] for number, what in FOUND.items()]
+    return "\n".join(
+        [
+            SCENARIOS_HEAD,
+            table(["", "what went wrong elsewhere", "tests, in `tests/`"], rows),
+            FOUND_HEAD,
+            table(["", "what went wrong here", "tests, in `tests/`"], small),
+        ]
+    )
 
 
 PAGES = {

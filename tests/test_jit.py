@@ -37,6 +37,48 @@ def ask(home: Path, module: str) -> tuple[int, int, int]:
     return answer, compiled, loaded
 
 
+LOGGED = """
+import logging, sys
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+from ctxcache.caller import ask
+print("called")
+ask(), ask()
+from ctxcache.other import ask
+ask()
+"""
+
+
+@pytest.mark.parametrize("writable", [True, False], ids=["cached", "in memory"])
+def test_n05_compiling_is_told_once_before_it_begins(tmp_path: Path, writable: bool) -> None:
+    """A process that compiles says so in one line at its first call; one that finds all code on disk says nothing."""
+    home = a_package(tmp_path)
+    for name in ("caller", "other"):
+        (home / "ctxcache" / f"{name}.py").write_text(CALLER.format(callee=f"{name}_callee"))
+        (home / "ctxcache" / f"{name}_callee.py").write_text(CALLEE.format(1))
+    environment = {key: value for key, value in os.environ.items() if key != "NUMBA_CACHE_DIR"}
+    if not writable:  # files where the folders would be: whoever may write everywhere minds no permissions
+        for name in ("ctxcache/__pycache__", "home"):
+            (home / name).touch()
+        environment |= {"HOME": str(home / "home"), "XDG_CACHE_HOME": str(home / "home" / "cache")}
+    outputs = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", LOGGED],
+            env={**environment, "PYTHONPATH": str(home), "PYTHONDONTWRITEBYTECODE": "1"},
+            cwd=home,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        outputs.append(done.stdout.splitlines())
+    assert outputs[0][0] == "called"
+    (line,) = outputs[0][1:]
+    assert "Numba compiles, for about a minute" in line
+    assert "ctxcache warmup" in line
+    assert outputs[1] == (["called"] if writable else outputs[0])
+
+
 def a_package(home: Path) -> Path:
     """Make a package of the library's name that holds its `njit` and nothing else."""
     (home / "ctxcache").mkdir()

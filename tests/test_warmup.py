@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import ctxcache
-from ctxcache import NumbaDeviceOps, warmup
+from ctxcache import NumbaDeviceOps, WarmupReport, warmup
 from ctxcache.cli import main
 from ctxcache.jit import machine_code
 
@@ -72,6 +72,24 @@ def run_script(folder: Path, environment: dict[str, str]) -> dict[str, Any]:
     return report
 
 
+def test_n05_a_report_explains_its_counts() -> None:
+    """What was loaded is said first, so that nothing compiled reads like the gain that it is."""
+    assert (
+        str(WarmupReport(1.25, 0, 41))
+        == "41 functions loaded from the cache on disk, all ready before, 0 compiled, 1.2 s"
+    )
+    assert str(WarmupReport(30.0, 12, 3)) == "3 functions loaded from the cache on disk, 12 compiled, 30.0 s"
+
+
+def test_n05_each_part_is_told_before_it_begins() -> None:
+    """Names, how many are done, how many there are."""
+    told: list[tuple[str, int, int]] = []
+    warmup(progress=lambda *part: told.append(part))
+    assert [done for _name, done, _total in told] == list(range(len(told)))
+    assert {total for _name, _done, total in told} == {len(told)}
+    assert len({name for name, _done, _total in told}) == len(told)
+
+
 def check_nothing_was_left(report: dict[str, Any]) -> None:
     """Neither a compilation nor a load from disk after the warm-up."""
     assert report["again"] == [0, 0]
@@ -123,9 +141,14 @@ def test_a_warm_up_loads_the_kernels_of_given_ops() -> None:
     assert machine_code() == before
 
 
-def test_the_command_says_what_it_took(capsys: pytest.CaptureFixture[str]) -> None:
-    """In words, and as JSON."""
+def test_n05_the_command_says_how_far_it_is_and_what_it_took(capsys: pytest.CaptureFixture[str]) -> None:
+    """The parts as they begin, on standard error; the outcome in words that explain themselves, and as JSON."""
+    warmup()
     assert main(["warmup"]) == 0
-    assert "functions compiled" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert said.out.startswith("0 functions loaded from the cache on disk, all ready before, 0 compiled, ")
+    lines = said.err.splitlines()
+    assert [line.split()[0] for line in lines] == [f"[{i + 1}/{len(lines)}]" for i in range(len(lines))]
+    assert len(lines) > 5
     assert main(["warmup", "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)) == {"seconds", "compiled", "loaded"}

@@ -1,4 +1,4 @@
-"""`ctxcache warmup`: compile everything, and say how long it took."""
+"""`ctxcache warmup`: compile everything, and say how far it is and how long it took."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from ctxcache.warmup import warmup
 
 
 def warm_up(*, as_json: bool) -> None:
-    """Compile everything, and say how long it took."""
-    report = warmup()
+    """Compile everything; the parts are told on standard error as they begin, the outcome on standard output."""
+    report = warmup(progress=_tell)
     if as_json:
         write_json(asdict(report))
-        return
-    sys.stdout.write(
-        f"{report.compiled} functions compiled, {report.loaded} loaded from the cache on disk, {report.seconds:.1f} s\n"
-    )
+    else:
+        sys.stdout.write(f"{report}\n")
+
+
+def _tell(part: str, done: int, total: int) -> None:
+    sys.stderr.write(f"[{done + 1}/{total}] {part}\n")
+    sys.stderr.flush()

@@ -195,10 +195,11 @@ class HybridCacheManager(Ownership):
             ContractError: batch sizes or a host mapping that no compaction can have.
         """
         old_batch, new_batch = check_batches(self, old_batch, new_batch)
-        if isinstance(mapping, np.ndarray):
-            mapping = mapping[:old_batch].tolist()
-        if isinstance(mapping, (list, tuple)):
-            checked = check_mapping("mapping", mapping, old_batch, new_batch)
+        if isinstance(mapping, (np.ndarray, list, tuple)):
+            entries = as_int32s("mapping", mapping)
+            if isinstance(mapping, np.ndarray):
+                entries = entries[:old_batch]
+            checked = check_mapping("mapping", entries, old_batch, new_batch)
             # Kept until the next call: the array must outlive the enqueued move.
             self._own_mapping = self.device_ops.allocate((max(old_batch, 1),), "int32")
             mapping = self._own_mapping

@@ -135,9 +135,15 @@ def check_hidden_row(
         ContractError: a deployment without MTP, an index out of range, or an array of another width or element size,
             with gaps inside a row, out of the ops' reach, or read-only where the row is written.
     """
+    view = check_hidden_states(storage, row, is_written=is_written)
+    as_integer("snapshot_slot", snapshot_slot, 0, storage.num_recurrent_slots, rule="there are recurrent snapshots")
+    return view
+
+
+def check_hidden_states(storage: SnapshotArrays, row: HiddenRow, *, is_written: bool = False) -> ArrayView:
+    """Check one hidden row of a runtime's array, and describe the array. Raises as `check_hidden_row`."""
     if storage.hidden_rows is None:
         raise ContractError("this deployment saves no hidden rows; only hybrid engines with MTP do")
-    as_integer("snapshot_slot", snapshot_slot, 0, storage.num_recurrent_slots, rule="there are recurrent snapshots")
     view = view_array(row.hidden_states)
     hidden_size, itemsize = storage.hidden_shape
     if len(view.shape) != 3 or view.shape[2] != hidden_size or view.itemsize != itemsize:

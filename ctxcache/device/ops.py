@@ -283,6 +283,12 @@ class RuntimeDeviceOps(DeviceOps, Protocol):
         """Add to the lengths of the active slots: one integer for all, or a device int32 array with one each."""
 
 
+REQUIRED_OPS = tuple(
+    name for name in vars(DeviceOps) if not name.startswith("_") and name not in ("operation", "sum_pages")
+)
+"""What any ops have; names of operations are for wrappers, and sums for the page sanitizer."""
+
+
 def device_ordinal_of(ops: Any) -> int | None:
     """Return the device that ops work on, `None` where they do not say."""
     device: int | None = getattr(ops, "device_ordinal", None)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
+from ctxcache.arguments import describe
 from ctxcache.config import DeploymentConfig, EngineConfig, validate_context_cache_deployment
+from ctxcache.device.defaults import ops_or_default
 from ctxcache.device.kv_pools import HybridCacheManager
-from ctxcache.device.ops import DeviceOps, device_ordinal_of
+from ctxcache.device.ops import REQUIRED_OPS, DeviceOps, RuntimeDeviceOps, device_ordinal_of
 from ctxcache.device.page_table import KVPageTable
 from ctxcache.errors import DeploymentError
 from ctxcache.ids import PAIRED_KINDS, ContextCacheDeploymentKind
@@ -27,6 +31,43 @@ class ContextCachePhysicalResources:
     base_page_table: KVPageTable | None
     draft_cache: HybridCacheManager | None = None
     draft_page_table: KVPageTable | None = None
+
+
+def make_resources(
+    deployment: DeploymentConfig,
+    stream: Any,
+    device_ops: RuntimeDeviceOps | None = None,
+    **borrowed: Sequence[Any] | None,
+) -> ContextCachePhysicalResources:
+    """Allocate the pools and page tables of a deployment.
+
+    Args:
+        deployment: it.
+        stream: the stream that the caches are used on.
+        device_ops: who allocates.
+        borrowed: arrays of the base engine to borrow instead, as for `HybridCacheManager.from_arrays`.
+
+    Raises:
+        DeploymentError: as `HybridCacheManager` and `KVPageTable` have it.
+    """
+    ops = ops_or_default(device_ops)
+
+    def table(engine: EngineConfig) -> KVPageTable | None:
+        if not engine.num_attention_layers:
+            return None
+        return KVPageTable(engine.max_batch_size, engine.pages_per_sequence, engine.num_pages, device_ops=ops)
+
+    base, draft = deployment.base, deployment.draft
+    lent = {name: arrays for name, arrays in borrowed.items() if arrays is not None}
+    cache = (
+        HybridCacheManager.from_arrays(base, **lent, stream=stream, device_ops=ops)
+        if lent
+        else HybridCacheManager(base, stream, device_ops=ops)
+    )
+    if draft is None:
+        return ContextCachePhysicalResources(cache, table(base))
+    draft_cache = HybridCacheManager(draft, stream, device_ops=ops)
+    return ContextCachePhysicalResources(cache, table(base), draft_cache, table(draft))
 
 
 def check_resources(
@@ -67,8 +108,11 @@ def check_devices(ops: DeviceOps, kind: ContextCacheDeploymentKind, resources: C
     """Check that caches and tables lie on the device that the coordinator's ops work on, where both say which that is.
 
     Raises:
-        DeploymentError: one lies on another device.
+        DeploymentError: one lies on another device, or the ops lack a method.
     """
+    lacking = [name for name in REQUIRED_OPS if not callable(getattr(ops, name, None))]
+    if lacking:
+        raise DeploymentError(f"device_ops is {describe(ops)} and lacks {', '.join(lacking)}; pass DeviceOps")
     ordinal = device_ordinal_of(ops)
     for field in fields(resources):
         resource = getattr(resources, field.name)

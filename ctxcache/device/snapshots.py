@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, TypedDict
 
 from ctxcache.arguments import as_integer, describe
 from ctxcache.config import DTYPE_BYTES, DeploymentConfig, EngineConfig
@@ -40,6 +40,39 @@ def partial_kv_bytes_per_slot(config: EngineConfig | DeploymentConfig) -> int:
         if engine is not None
         for token_bytes in _token_bytes(engine)
     )
+
+
+class SnapshotBudgets(TypedDict):
+    """Two fields of `ContextCacheConfig`, in bytes."""
+
+    recurrent_snapshot_pool_bytes: int
+    partial_kv_snapshot_pool_bytes: int
+
+
+def checkpoint_slots(max_batch_size: int, conversations: int) -> int:
+    """How many checkpoints let so many live conversations go on, each from the end of its last answer.
+
+    A turn uses the checkpoint that it starts from and makes two, at the ends of its prompt and of its answer: three, until
+    every other conversation has had its turn. Beside them one a running sequence, which is captured before anything is let
+    go, and one for a prompt that all share.
+    """
+    return max_batch_size + 1 + 3 * conversations
+
+
+def snapshot_pool_bytes(config: EngineConfig | DeploymentConfig, num_slots: int) -> SnapshotBudgets:
+    """The budgets that pay for exactly so many checkpoints, as arguments of `ContextCacheConfig`; 0 where nothing is recurrent.
+
+    How many conversations need: `checkpoint_slots`.
+
+    Raises:
+        DeploymentError: no configuration, or no number of slots.
+    """
+    num_slots = as_integer("num_slots", num_slots, error=DeploymentError)
+    recurrent = recurrent_bytes_per_slot(config)
+    return {
+        "recurrent_snapshot_pool_bytes": num_slots * recurrent,
+        "partial_kv_snapshot_pool_bytes": num_slots * partial_kv_bytes_per_slot(config) if recurrent else 0,
+    }
 
 
 def _engines(config: EngineConfig | DeploymentConfig) -> tuple[EngineConfig, EngineConfig | None]:
@@ -92,6 +125,7 @@ class HybridSnapshotStorage(Ownership):
         *,
         recurrent_snapshot_pool_bytes: int,
         partial_kv_snapshot_pool_bytes: int = 0,
+        enabled: bool = True,
         device_ops: DeviceOps | None = None,
     ) -> None:
         """Allocate as many slots as the budgets pay for.
@@ -102,6 +136,7 @@ class HybridSnapshotStorage(Ownership):
             draft_cache: pools of the draft engine; needed with MTP.
             recurrent_snapshot_pool_bytes: budget of the recurrent slots.
             partial_kv_snapshot_pool_bytes: budget of the partial-KV slots; unused without attention.
+            enabled: whether anything is cached; there is no slot otherwise, whatever the budgets.
             device_ops: who allocates; the base cache's ops when `None`.
 
         Raises:
@@ -117,10 +152,16 @@ class HybridSnapshotStorage(Ownership):
         self.device_ops: DeviceOps = base_cache.device_ops if device_ops is None else device_ops
         self.tokens_per_page = base.tokens_per_page
         self.num_recurrent_slots = _count_slots(
-            "recurrent_snapshot_pool_bytes", recurrent_snapshot_pool_bytes, recurrent_bytes_per_slot(config)
+            "recurrent_snapshot_pool_bytes",
+            recurrent_snapshot_pool_bytes,
+            recurrent_bytes_per_slot(config),
+            enabled=enabled,
         )
         self.num_partial_kv_slots = _count_slots(
-            "partial_kv_snapshot_pool_bytes", partial_kv_snapshot_pool_bytes, partial_kv_bytes_per_slot(config)
+            "partial_kv_snapshot_pool_bytes",
+            partial_kv_snapshot_pool_bytes,
+            partial_kv_bytes_per_slot(config),
+            enabled=enabled,
         )
         slot_bytes = _state_bytes(base) * base.num_recurrent_layers
         self.state_parts = tuple(
@@ -167,9 +208,9 @@ class HybridSnapshotStorage(Ownership):
         return self.device_ops.allocate(shape, "uint8")
 
 
-def _count_slots(name: str, budget_bytes: int, slot_bytes: int) -> int:
+def _count_slots(name: str, budget_bytes: int, slot_bytes: int, *, enabled: bool) -> int:
     budget_bytes = as_integer(name, budget_bytes, 0, _BUDGET_LIMIT, error=DeploymentError)
-    if slot_bytes == 0:
+    if slot_bytes == 0 or not enabled:
         return 0
     if budget_bytes < slot_bytes:
         raise DeploymentError(

@@ -27,7 +27,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.arguments import Words, as_integer
+from ctxcache.arguments import Words, as_integer, describe
 from ctxcache.config import HASH_KEY_BYTES
 from ctxcache.errors import ContractError
 from ctxcache.ids import Hash128
@@ -117,6 +117,8 @@ class KeyHasher:
 
     def start(self, extras: BlockKeyExtras = _NO_EXTRAS) -> SequenceKeys:
         """Begin a sequence with this identity."""
+        if not isinstance(extras, BlockKeyExtras):
+            raise ContractError(f"key extras are {describe(extras)}; pass a BlockKeyExtras")
         root = self._unlabelled if extras is _NO_EXTRAS or extras == _NO_EXTRAS else self._root_digest(extras)
         return SequenceKeys(self, root)
 
@@ -258,8 +260,6 @@ def _subkey_state(key: bytes, domain: bytes) -> Words:
 
 def _serialise(tokens_per_page: int, extras: BlockKeyExtras) -> bytes:
     """Write the root's message: for each field that is there its tag (1 byte), length (8 bytes) and bytes."""
-    if not isinstance(extras, BlockKeyExtras):
-        raise ContractError(f"key extras are {extras!r}; pass a BlockKeyExtras")
     fields = [_field(_TOKENS_PER_PAGE, _number(tokens_per_page))]
     if extras.adapter is not None:
         fields.append(_field(_ADAPTER, extras.adapter.id.to_bytes() + _number(extras.adapter.generation)))

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.arguments import Int32s, Words, as_int32s, as_plain
+from ctxcache.arguments import Int32s, Words, as_int32s, as_list, as_numpy, as_plain
 from ctxcache.errors import ContractError
 from ctxcache.ids import Hash128
 
@@ -32,12 +32,13 @@ def as_media_array(media: MediaHashes | None, num_tokens: int) -> Words | None:
     """
     if media is None:
         return None
-    if isinstance(media, np.ndarray):
+    if hasattr(media, "__array__"):
+        media = as_numpy("media digests", media)
         if media.dtype != np.uint64 or media.ndim != 2 or media.shape[1] != 2:
             raise ContractError(
                 f"media digests are {media.dtype}{list(media.shape)}; pass uint64[n, 2], one (hi, lo) a token"
             )
-        digests = as_plain(np.asarray(media))
+        digests = as_plain(media)
     else:
         digests = _media_from_values(media)
     if len(digests) != num_tokens:
@@ -48,8 +49,9 @@ def as_media_array(media: MediaHashes | None, num_tokens: int) -> Words | None:
 
 
 def _media_from_values(media: Sequence[Hash128]) -> Words:
-    if not isinstance(media, Sequence) or not all(isinstance(digest, Hash128) for digest in media):
-        raise ContractError(
-            f"media digests are a {type(media).__name__}; pass a sequence of Hash128, or an array uint64[n, 2]"
-        )
-    return np.array([(digest.hi, digest.lo) for digest in media], dtype=np.uint64).reshape(-1, 2)
+    wanted = "a sequence of Hash128, or an array uint64[n, 2]"
+    digests = as_list("media digests", media, wanted)
+    stranger = next((digest for digest in digests if not isinstance(digest, Hash128)), None)
+    if stranger is not None:
+        raise ContractError(f"media digests hold a {type(stranger).__name__}; pass {wanted}")
+    return np.array([(digest.hi, digest.lo) for digest in digests], dtype=np.uint64).reshape(-1, 2)

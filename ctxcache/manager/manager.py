@@ -357,6 +357,12 @@ class ContextCacheManager:
         kind = c.RESOURCE_KIND[resource_type]
         return PoolOccupancy(int(self._state[c.FREE + kind]), int(self._state[c.CAPACITY + kind]))
 
+    def num_available(self, resource_type: ResourceType) -> int:
+        """Return how many of one pool no lease holds: the free ones, and those that eviction could free."""
+        check_member("resource_type", resource_type, ResourceType)
+        kind = c.RESOURCE_KIND[resource_type]
+        return int(self._state[c.FREE + kind] + self._state[c.IDLE + kind])
+
     @property
     def records(self) -> RecordViews:
         """The records from least to most recently used."""

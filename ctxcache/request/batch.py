@@ -39,6 +39,9 @@ from ctxcache.request.validation import CheckedAdmission, CheckedSequence, StepR
 
 NOT_FROZEN = -1
 
+_SPARE_TOKENS = 64
+"""Room behind the prompts that a batch begins with: host memory follows the tokens that live, whatever the pages could hold."""
+
 
 @dataclass(frozen=True, slots=True)
 class StagedHybridPublication:
@@ -100,6 +103,7 @@ class Batch:
     """
 
     __slots__ = (
+        "_most_tokens",
         "_room",
         "capacity",
         "commit_policy",
@@ -147,7 +151,8 @@ class Batch:
         targets = room.aim(self.num_tokens, admission.headroom, paired=self.rules.paired)
         self.capacity: Int32s = targets.capacity
         self.draft_capacity: Int32s = targets.draft_capacity.copy()
-        self.tokens: Int32s = np.empty((size, int(self.capacity.max()) + 1), np.int32)
+        self._most_tokens = int(self.num_tokens.max())  # of any slot, or more
+        self.tokens: Int32s = np.empty((size, self._most_tokens + _SPARE_TOKENS), np.int32)
         self.keys: list[SequenceKeys] = [sequence.keys for sequence in sequences]
         self.extras: list[BlockKeyExtras] = [sequence.said.extras for sequence in sequences]
         self.media: list[Words | None] = [sequence.said.media for sequence in sequences]
@@ -214,6 +219,7 @@ class Batch:
                 f"common_state_lengths is {report.common.tolist()}; after prefill each equals the committed length, "
                 f"{self.num_tokens.tolist()}"
             )
+        self._make_room(report)
         return report
 
     def read_decode(
@@ -239,6 +245,7 @@ class Batch:
         )
         if report.common is not None:
             self._check_common(report.common, report.committed)
+        self._make_room(report)
         return report if self.publishes_generated else replace(report, kept=report.kept[:0])
 
     def _check_common(self, common: Int32s, committed: Int32s) -> None:
@@ -270,6 +277,17 @@ class Batch:
         }
         raise ContractError(f"advance {slot} " + template.format(**values))
 
+    def _make_room(self, report: StepReport) -> None:
+        """Make room for the tokens of a checked report, so that memory is not lacking once it is committed."""
+        self._most_tokens += report.tokens.shape[1]
+        if self._most_tokens <= self.tokens.shape[1]:
+            return
+        self._most_tokens = int((self.num_tokens + report.counts).max())
+        if self._most_tokens > self.tokens.shape[1]:
+            roomier = np.empty((self.size, 2 * self._most_tokens), np.int32)
+            roomier[:, : self.tokens.shape[1]] = self.tokens
+            self.tokens = roomier
+
     def advance(self, report: StepReport) -> None:
         """Append the accepted tokens and move the lengths, as a checked report says."""
         _append(self.tokens, self.num_tokens, report.tokens, report.counts)
@@ -278,14 +296,9 @@ class Batch:
             self.common[:] = report.common
 
     def reserve_tokens(self, targets: PageTargets) -> None:
-        """Take room for the tokens that the grown working set covers, on base and on draft pages; it never shrinks."""
+        """Take note of the tokens that the grown working set covers, on base and on draft pages; it never shrinks."""
         np.maximum(self.capacity, targets.capacity, out=self.capacity)
         np.maximum(self.draft_capacity, targets.draft_capacity, out=self.draft_capacity)
-        width = int(self.capacity.max()) + 1
-        if width > self.tokens.shape[1]:
-            roomier = np.empty((self.size, min(2 * width, self._room.max_tokens + 1)), np.int32)
-            roomier[:, : self.tokens.shape[1]] = self.tokens
-            self.tokens = roomier
 
     def retired_leases(self, mapping: Int32s) -> list[CacheRequestLease]:
         """Return the leases of the sequences that leave by a checked mapping."""

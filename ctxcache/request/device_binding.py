@@ -150,6 +150,7 @@ def bind_device(
             resources.draft_cache,
             recurrent_snapshot_pool_bytes=config.recurrent_snapshot_pool_bytes,
             partial_kv_snapshot_pool_bytes=config.partial_kv_snapshot_pool_bytes,
+            enabled=config.enabled,
             device_ops=ops,
         )
     for resource in (resources.draft_cache, resources.draft_page_table):

@@ -12,6 +12,7 @@ be captured; a moment that begins with `publish_` runs after the state is proven
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 import numpy as np
@@ -20,13 +21,21 @@ from ctxcache.arguments import Int32s
 from ctxcache.device.ops import SnapshotJobs
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ContextCacheExecutionMode as Mode
-from ctxcache.ids import PublicationPoint, PublishStatus
+from ctxcache.ids import PublicationPoint, PublishStatus, ResourceType
 from ctxcache.manager.manager import ContextCacheManager
 from ctxcache.manager.results import HybridCheckpointKey
 from ctxcache.metrics import CoordinatorCounters
 from ctxcache.request.batch import NOT_FROZEN, Batch, StagedHybridPublication
 from ctxcache.request.explain import IdentityMemory
 from ctxcache.request.snapshot_jobs import SnapshotSlots, snapshot_jobs
+
+_LOG = logging.getLogger("ctxcache")
+
+_BUDGETS = {
+    ResourceType.RECURRENT_SNAPSHOT: "recurrent_snapshot_pool_bytes",
+    ResourceType.PARTIAL_KV_SNAPSHOT: "partial_kv_snapshot_pool_bytes",
+}
+"""By pool of snapshot slots: the field of the configuration that pays for it."""
 
 
 class PublicationPolicy:
@@ -142,10 +151,30 @@ class SnapshotPublication(PublicationPolicy):
         snapshots = self._manager.reserve_snapshots(lease, length)
         if snapshots is None:
             self._counters.hybrid_snapshot_pressure_skips += 1
+            self._tell_pressure(length)
             return None
         key = HybridCheckpointKey(batch.exact_key(slot, length), length)
         batch.staged[slot] = StagedHybridPublication(key, snapshots, point)
         return SnapshotSlots(slot, lease, length, snapshots.recurrent_snapshot_slot, snapshots.partial_kv_snapshot_slot)
+
+    def _tell_pressure(self, length: int) -> None:
+        """Log a skipped checkpoint, at the first, second, fourth ... time: it harms nobody, but later requests start earlier."""
+        skips = self._counters.hybrid_snapshot_pressure_skips
+        if skips & (skips - 1):
+            return
+        for resource, budget in _BUDGETS.items():
+            capacity = self._manager.pool(resource).capacity
+            if capacity and not self._manager.num_available(resource):
+                _LOG.warning(
+                    "checkpoint at %d tokens skipped (%d so far): running sequences hold %s of %s; give "
+                    "ContextCacheConfig.%s at least a slot more, %d in all",
+                    length,
+                    skips,
+                    "the one slot" if capacity == 1 else f"all {capacity} slots",
+                    resource.name,
+                    budget,
+                    capacity + 1,
+                )
 
     def _publish_one(self, batch: Batch, slot: int) -> None:
         """Publish one captured checkpoint, if there is one."""

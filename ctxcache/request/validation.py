@@ -17,11 +17,11 @@ from ctxcache.arguments import (
     as_int32s,
     as_integer,
     as_lengths,
+    as_list,
     as_plain,
     as_token_rows,
     check_mapping,
     check_member,
-    check_sequence,
 )
 from ctxcache.config import EXECUTION_MODES, DeploymentConfig, EngineConfig
 from ctxcache.device.compiled_checks import are_distinct_slots, are_within
@@ -128,8 +128,7 @@ class AdmissionRules:
                 f"execution_mode is {admission.execution_mode.name}; this deployment has "
                 f"{', '.join(mode.name for mode in modes)}"
             )
-        check_sequence("sequences", admission.sequences)
-        said = tuple(admission.sequences)  # read once: a sequence of the caller's may answer otherwise next time
+        said = as_list("sequences", admission.sequences)
         largest = min(engine.max_batch_size for engine in self._engines(admission.execution_mode))
         if not 1 <= len(said) <= largest:
             raise ContractError(f"the batch has {len(said)} sequences; admit 1 to {largest}")
@@ -218,15 +217,15 @@ def read_report(
 
 
 def _read_advances(advances: Sequence[ContextCacheSequenceAdvance], batch_size: int) -> tuple[Int32s, Int32s, Int32s]:
-    check_sequence("advances", advances)
-    if len(advances) != batch_size:
-        raise ContractError(f"there are {len(advances)} advances for {batch_size} sequences; give one a sequence")
-    runs = [_read_advance(slot, advance) for slot, advance in enumerate(advances)]
+    said = as_list("advances", advances)
+    if len(said) != batch_size:
+        raise ContractError(f"there are {len(said)} advances for {batch_size} sequences; give one a sequence")
+    runs = [_read_advance(slot, advance) for slot, advance in enumerate(said)]
     counts = np.array([run.size for run in runs], np.int32)
     tokens = np.zeros((batch_size, max(1, int(counts.max()))), np.int32)
     for slot, run in enumerate(runs):
         tokens[slot, : run.size] = run
-    lengths = [advance.committed_state_length for advance in advances]
+    lengths = [advance.committed_state_length for advance in said]
     return tokens, counts, as_lengths("committed_state_length", lengths, batch_size)
 
 

@@ -13,11 +13,8 @@ from ctxcache.config import (
     RecurrentStateConfig,
     SpecDecodeConfig,
 )
-from ctxcache.device.kv_pools import HybridCacheManager
 from ctxcache.device.ops import RuntimeDeviceOps
-from ctxcache.device.page_table import KVPageTable
-from ctxcache.device.resources import ContextCachePhysicalResources
-from ctxcache.device.snapshots import partial_kv_bytes_per_slot, recurrent_bytes_per_slot
+from ctxcache.device.snapshots import partial_kv_bytes_per_slot, snapshot_pool_bytes
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ContextCacheExecutionMode as Mode
 from ctxcache.ids import LayerType, SpecDecodeMode
@@ -122,31 +119,10 @@ def make_deployment(kind: Kind, sizes: Sizes) -> DeploymentConfig:
 
 def make_config(deployment: DeploymentConfig, sizes: Sizes, **settings: Any) -> ContextCacheConfig:
     """Return a configuration whose budgets pay for exactly the wanted snapshots; `settings` are further ones."""
-    partial = sizes.snapshots if sizes.partial_snapshots is None else sizes.partial_snapshots
-    return ContextCacheConfig(
-        max_records=sizes.max_records,
-        recurrent_snapshot_pool_bytes=sizes.snapshots * recurrent_bytes_per_slot(deployment),
-        partial_kv_snapshot_pool_bytes=partial * partial_kv_bytes_per_slot(deployment),
-        hash_key=HASH_KEY,
-        **settings,
-    )
-
-
-def make_resources(
-    deployment: DeploymentConfig, ops: RuntimeDeviceOps, stream: Any = None
-) -> ContextCachePhysicalResources:
-    """Allocate what a deployment needs."""
-
-    def table(engine: EngineConfig) -> KVPageTable | None:
-        if not engine.num_attention_layers:
-            return None
-        return KVPageTable(engine.max_batch_size, engine.pages_per_sequence, engine.num_pages, device_ops=ops)
-
-    base_cache = HybridCacheManager(deployment.base, stream, device_ops=ops)
-    if deployment.draft is None:
-        return ContextCachePhysicalResources(base_cache, table(deployment.base))
-    draft_cache = HybridCacheManager(deployment.draft, stream, device_ops=ops)
-    return ContextCachePhysicalResources(base_cache, table(deployment.base), draft_cache, table(deployment.draft))
+    budgets = snapshot_pool_bytes(deployment, sizes.snapshots)
+    if sizes.partial_snapshots is not None:
+        budgets["partial_kv_snapshot_pool_bytes"] = sizes.partial_snapshots * partial_kv_bytes_per_slot(deployment)
+    return ContextCacheConfig(max_records=sizes.max_records, **budgets, hash_key=HASH_KEY, **settings)
 
 
 def make_hidden_states(deployment: DeploymentConfig, ops: RuntimeDeviceOps) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ctxcache.coordinator import ContextCacheCoordinator
 from ctxcache.device.ops import DeviceOps
+from ctxcache.device.resources import make_resources
 from ctxcache.ids import ContextCacheCommitPolicy, ContextCacheLookupPolicy
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
@@ -34,7 +35,6 @@ from ctxcache.testing.runtime.deployments import (
     make_config,
     make_deployment,
     make_hidden_states,
-    make_resources,
 )
 from ctxcache.testing.runtime.identities import Media, extras_of, media_of
 from ctxcache.testing.runtime.lengths import LengthRules
@@ -89,7 +89,7 @@ class Runtime:
         self.deployment = make_deployment(kind, sizes)
         self.config = make_config(self.deployment, sizes, **settings)
         allocator = _innermost(ops)
-        self.resources = make_resources(self.deployment, allocator, stream)
+        self.resources = make_resources(self.deployment, stream, allocator)
         self.mapping = allocator.allocate((sizes.max_batch,), "int32")
         self.hidden = make_hidden_states(self.deployment, allocator)
         self.coordinator = self.build()
