@@ -20,16 +20,16 @@ _KIND_NAMES = ("base KV page", "draft KV page", "recurrent snapshot", "partial-K
 
 def check_invariants(cache: CacheArrays, leases: LeaseArrays) -> None:
     """Raise `InvariantError` for the first invariant that does not hold."""
-    records = _check_order(cache)
+    entries = _check_order(cache)
+    records = [entry for entry in entries if cache.serial[entry] > 0]
     paths = {record: _path(cache, cache.record[c.ENDPOINT, record]) for record in records}
     cached = _expected_cached(cache, paths)
     _check_index(cache, paths)
     _check_tree(cache)
     _check_pairs(cache, paths)
-    _check_endpoints(cache, records)
+    _check_endpoints(cache, entries)
     _check_pools(cache, leases, cached)
-    _check_recency(cache, records)
-    _check_newest(cache, paths)
+    _check_recency(cache, entries)
 
 
 def _require(holds: Any, message: str) -> None:
@@ -47,21 +47,22 @@ def _path(cache: CacheArrays, block: int) -> list[int]:
 
 
 def _check_order(cache: CacheArrays) -> list[int]:
-    """Invariant 4: the LRU order holds every record once."""
+    """Invariant 4: the LRU order holds every record and every mark once."""
     order: list[int] = []
     record, before, used = int(cache.state[c.OLDEST_RECORD]), -1, -1
     while record >= 0:
-        _require(len(order) < cache.state[c.NUM_RECORDS], "the LRU order is longer than there are records")
+        _require(len(order) < cache.serial.size, "the LRU order is longer than there are records")
         _require(cache.record[c.OLDER, record] == before, f"record {record} does not know its older neighbour")
-        _require(cache.serial[record] > 0, f"record {record} of the LRU order is dead")
+        _require(cache.serial[record] != 0, f"record {record} of the LRU order is dead")
         _require(cache.record[c.RECENCY_PLACE, record] > used, f"record {record} was used before its older neighbour")
         used = int(cache.record[c.RECENCY_PLACE, record])
         order.append(record)
         before, record = record, int(cache.record[c.NEWER, record])
     _require(cache.state[c.NEWEST_RECORD] == before, "the LRU order does not end at the newest record")
-    _require(len(order) == cache.state[c.NUM_RECORDS], "the LRU order does not hold every record")
-    _require(len(order) <= cache.state[c.MAX_RECORDS], "there are more records than the limit")
-    alive = int((cache.serial > 0).sum())
+    num_records = int((cache.serial > 0).sum())
+    _require(num_records == cache.state[c.NUM_RECORDS], "the number of records is wrong")
+    _require(num_records <= cache.state[c.MAX_RECORDS], "there are more records than the limit")
+    alive = int((cache.serial != 0).sum())
     _require(alive == len(order), f"{alive} records live, {len(order)} are in the LRU order")
     return order
 
@@ -133,6 +134,14 @@ def _check_tree(cache: CacheArrays) -> None:
             while child >= 0:
                 listed, child = listed + 1, int(cache.node[c.NEXT_SIBLING, child])
             _require(listed == count, f"block {block} lists {listed} of {count} children")
+    if cache.state[c.HAS_CHECKPOINTS]:
+        return
+    for block in ids_in(cache.slot):
+        entry = int(cache.resource[c.FIRST_RECORD, block])
+        _require(
+            children[block] or (entry >= 0 and cache.serial[entry] > 0), f"no record ends at the last block {block}"
+        )
+        _require(children[block] < 2 or entry >= 0, f"no entry ends at block {block}, where paths part")
 
 
 def _check_pairs(cache: CacheArrays, paths: dict[int, list[int]]) -> None:
@@ -229,22 +238,17 @@ def _check_recency(cache: CacheArrays, records: list[int]) -> None:
         _require(
             cache.recency[cache.record[c.RECENCY_PLACE, record]] == record, f"record {record} does not know its place"
         )
-    for kind in range(cache.evictable.shape[0]):
-        marked = [int(cache.recency[place]) for place in members(cache.evictable[kind], int(cache.state[c.FIRST_LEAF]))]
+    leaf = int(cache.state[c.FIRST_LEAF])
+    marked = [int(cache.recency[place]) for place in members(cache.evictable[-1], leaf)]
+    _require(
+        marked == [record for record in records if cache.serial[record] > 0],
+        "other entries are noted as records than are",
+    )
+    for kind in range(cache.evictable.shape[0] - 1):
+        marked = [int(cache.recency[place]) for place in members(cache.evictable[kind], leaf)]
         evictable = {record for record in records if is_evictable(cache, kind, record)}
         _require(set(marked) == evictable, f"records {sorted(evictable ^ set(marked))} are marked as evictable wrongly")
         _require(
             not marked or cache.recency[oldest_evictable(cache, kind)] == marked[0],
             "another record is the oldest evictable one",
         )
-
-
-def _check_newest(cache: CacheArrays, paths: dict[int, list[int]]) -> None:
-    newest: dict[int, int] = {}
-    for record, path in paths.items():
-        for block in path:
-            if block not in newest or cache.serial[record] > cache.serial[newest[block]]:
-                newest[block] = record
-    for block, record in newest.items():
-        noted = int(cache.node[c.NEWEST, block])
-        _require(noted in {-1, record}, f"block {block} takes record {noted} for its newest, which is {record}")

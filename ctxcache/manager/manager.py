@@ -47,14 +47,23 @@ class ContextCacheManager:
 
     - A fresh pool gives its lowest id first; what was returned last is given first. A lease's release returns its last
       page first, base before draft, then its restored slots, then its reserved slots.
-    - An evicted record lets go of its base path from the endpoint upwards, as far as nothing else needs the blocks (a
-      block is needed while it has a child or a record ends at it); then of its draft path, last page first; then of
-      its recurrent and its partial-KV slot. What no lease holds returns to its pool in that order.
-    - While a demand is lacking something: the least recently used record goes whose eviction alone would free a resource
-      of a lacking kind at once; where there is none, the least recently used one whose base or draft path holds, in a
-      lacking kind, a page that no lease holds. A demand is feasible when in every kind free plus cached-and-unleased
-      resources reach it (those that the plan itself will share do not count as unleased); an infeasible one evicts
-      nothing.
+    - A hit is a use of every block that matched, a publication of every block up to its end. A record is as recent as its
+      end block; of records last used at once, the deeper one is the more recent.
+    - Without checkpoints, blocks go one by one, as many as base pages are lacking: of the blocks without children that no
+      lease pins, the least recently used one. The record that ended there ends at the block before; it is gone where
+      another one ends there, where other blocks follow that one, and where there is none. Where no block can go so, the
+      least recently used block without children that stands behind an unleased one leaves the index; its page stays its
+      leases'. A block takes along its record's draft page. Where draft pages alone are lacking, they go alone: the last one
+      of the least recently used record whose last one nothing else holds; where there is none, of the least recently used
+      record with an unleased one. A record that goes beyond `max_records` goes with its blocks down to the next record's end
+      or fork, and with none of them where other blocks stand on its end.
+    - With checkpoints, records go whole: the least recently used one whose eviction alone would free a resource of a lacking
+      kind at once; where there is none, the least recently used one whose base or draft path holds, in a lacking kind, a
+      page that no lease holds. It lets go of its base path from the endpoint upwards, as far as nothing else needs the
+      blocks (a block is needed while it has a child or a record ends at it); then of its draft path, last page first; then
+      of its recurrent and its partial-KV slot. What no lease holds returns to its pool in that order.
+    - A demand is feasible when in every kind free plus cached-and-unleased resources reach it (those that the plan itself
+      will share do not count as unleased); an infeasible one evicts nothing.
     - Draft KV at the end of a block depends on the token that follows. So a draft page belongs to a block *and* the block
       that follows it: two records that share blocks 0..i+1 share the draft pages of 0..i; the draft page of a record's
       last paired block is the record's own choice (its publisher's page).
@@ -191,8 +200,8 @@ class ContextCacheManager:
         `STALE_PLAN`: what matched is no longer all there on the same pages (a longer match does not make a plan stale), or
         the checkpoint to restore was evicted, whether published anew or not.
         `INSUFFICIENT_CAPACITY`: also eviction of everything unleased would not do. In both cases nothing has changed.
-        The record that was hit becomes most recently used: the checkpoint that is restored; else the record that ends at
-        the deepest matched block, else the one made last of those through that block. For EAGLE "matched" means paired.
+        What was hit becomes most recently used: the checkpoint that is restored, else every block that matched, and not what
+        stands behind them. For EAGLE "matched" means paired.
 
         Args:
             plan: what `plan` returned, lately.
@@ -379,9 +388,8 @@ class ContextCacheManager:
 
     def counters(self) -> ManagerCounters:
         """Return the totals."""
-        committed, existing, refused, paired, evicted = (
-            int(self._state[entry]) for entry in (c.COMMITTED, c.EXISTING, c.REFUSED, c.PAIRED_COMMITS, c.EVICTED)
-        )
+        entries = (c.COMMITTED, c.EXISTING, c.REFUSED, c.PAIRED_COMMITS, c.EVICTED, c.SHORTENED)
+        committed, existing, refused, paired, evicted, shortened = (int(self._state[entry]) for entry in entries)
         base, draft, recurrent, partial = (int(count) for count in self._state[c.RECLAIMED : c.RECLAIMED + 4])
         return ManagerCounters(
             publication_attempts=committed + existing + refused,
@@ -390,6 +398,7 @@ class ContextCacheManager:
             refused_publications=refused,
             spec_pair_publications=paired,
             evicted_records=evicted,
+            shortened_records=shortened,
             reclaimed_base_kv_pages=base,
             reclaimed_draft_kv_pages=draft,
             reclaimed_recurrent_snapshots=recurrent,

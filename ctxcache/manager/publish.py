@@ -20,12 +20,12 @@ from ctxcache.ids import PublishStatus
 from ctxcache.jit import njit_in_place, njit_part
 from ctxcache.manager import layout as c
 from ctxcache.manager.block_index import find, find_deepest, insert, remove
-from ctxcache.manager.block_tree import link, note_newest, write_path
+from ctxcache.manager.block_tree import link, write_path
 from ctxcache.manager.draft_pages import attach_pairs
 from ctxcache.manager.eviction import evict_beyond
 from ctxcache.manager.layout import CacheArrays, LeaseArrays
 from ctxcache.manager.lease_table import LeaseTable, check_row
-from ctxcache.manager.lru import mark_evictable, new_record, touch
+from ctxcache.manager.lru import keep_apart, make_record, mark_evictable, new_mark, touch, use_path
 from ctxcache.manager.pools import copy_pages, hold
 from ctxcache.manager.prefetch import fetch_slot
 from ctxcache.manager.record_views import RecordViews
@@ -148,7 +148,8 @@ def publish_endpoint(
             cache.state[c.EXISTING] += 1
         fields[c.PUBLISHED, row] = max(fields[c.PUBLISHED, row], blocks)
         _note_keys(cache, leases, keys, row, blocks)
-        _note_straddling(cache, leases, row, path, offer.num_draft_blocks)
+        if cache.state[c.HAS_CHECKPOINTS]:
+            _note_straddling(cache, leases, row, path, offer.num_draft_blocks)
         serial = cache.serial[record]
         evict_beyond(cache, cache.state[c.MAX_RECORDS])
     return answer, record, serial
@@ -188,7 +189,8 @@ def _publish(
     if cache.state[c.NUM_NODES] + blocks - matched > cache.key.shape[0]:
         raise InvariantError("more blocks are to be indexed than there are pages")
 
-    # New blocks.
+    # New blocks, behind a block that others may stand on already: then paths part there.
+    parts = tip >= 0 and cache.node[c.FIRST_CHILD, tip] >= 0
     new_pages = leases.base_pages[row, matched:blocks]
     if not _index_blocks(cache, keys[matched:blocks], new_pages):
         return NO_CHAIN, -1
@@ -197,18 +199,28 @@ def _publish(
         _enter_blocks(cache, new_pages, tip)
         tip = new_pages[blocks - matched - 1]
 
-    # The record at their end.
-    if standing >= 0:
-        touch(cache, standing)
+    # The use of all this, and the record at its end.
+    if length > 0:
+        if standing >= 0:
+            touch(cache, standing)
+        else:
+            standing = new_mark(cache, tip)
+    else:
+        use_path(cache, path[:matched])
+        if parts or matched == blocks:
+            keep_apart(cache, path[matched - 1])
+        if matched < blocks:
+            new_mark(cache, tip)
+        standing = cache.resource[c.FIRST_RECORD, tip]
+    if cache.serial[standing] != c.IS_MARK:
         if draft_blocks > 0 and draft_blocks > cache.record[c.NUM_PAIRED_BLOCKS, standing]:
             attach_pairs(cache, standing, leases.draft_pages[row, :draft_blocks])
             return CHANGED, standing
         return FOUND, standing
-    made = new_record(cache, tip)
+    make_record(cache, standing)
     if cache.state[c.EXTENDED_RECORDS]:
-        _fill_record(cache, leases, made, exact, offer)
-    note_newest(cache.node, tip, made)
-    return MADE, made
+        _fill_record(cache, leases, standing, exact, offer)
+    return MADE, standing
 
 
 @njit_part

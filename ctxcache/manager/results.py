@@ -372,6 +372,7 @@ class ManagerCounters:
             no chain of keys, or reaches beyond the lease's pages.
         spec_pair_publications: committed publications whose record has a draft path.
         evicted_records: records that went, for whatever reason.
+        shortened_records: records that lost blocks from their end and stayed, each once in an operation.
         reclaimed_base_kv_pages: base pages that an eviction returned to the pool (a page that was leased then is not
             counted, also not when its lease ends).
         reclaimed_draft_kv_pages: the same of draft pages.
@@ -385,6 +386,7 @@ class ManagerCounters:
     refused_publications: int
     spec_pair_publications: int
     evicted_records: int
+    shortened_records: int
     reclaimed_base_kv_pages: int
     reclaimed_draft_kv_pages: int
     reclaimed_recurrent_snapshots: int

@@ -12,6 +12,7 @@ from ctxcache.errors import InvariantError
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.manager import layout as c
 from ctxcache.manager.block_index import remove
+from ctxcache.manager.lru import drop_entry, forget_evictable, make_mark
 
 CORRUPTIONS: list[tuple[str, Kind, Callable[[Memory], object]]] = []
 
@@ -55,7 +56,7 @@ def newest_misnamed(m: Memory) -> None:
     m.state[c.NEWEST_RECORD] = m.oldest
 
 
-@breaks("the LRU order does not hold every record")
+@breaks("the number of records is wrong")
 def records_overcounted(m: Memory) -> None:
     m.state[c.NUM_RECORDS] += 1
 
@@ -128,10 +129,17 @@ def record_unlisted(m: Memory) -> None:
     m.resource[c.FIRST_RECORD, m.leaf] = -1
 
 
-@breaks("takes record")
-def newest_of_a_block_misnamed(m: Memory) -> None:
-    newest = m.path(m.order[1])[0]
-    m.node[c.NEWEST, newest] = m.oldest
+@breaks("no record ends at the last block")
+def end_without_a_record(m: Memory) -> None:
+    make_mark(m.cache, m.newest)
+
+
+@breaks("where paths part")
+def fork_without_an_entry(m: Memory) -> None:
+    mark = int(m.resource[c.FIRST_RECORD, m.trunk])
+    forget_evictable(m.cache, mark)
+    m.resource[c.FIRST_RECORD, m.trunk] = -1
+    drop_entry(m.cache, mark)
 
 
 # Pools and leases
@@ -205,6 +213,11 @@ def recency_ends_too_early(m: Memory) -> None:
 @breaks("does not know its place")
 def place_forgotten(m: Memory) -> None:
     m.record[c.RECENCY_PLACE, m.newest] += 1
+
+
+@breaks("other entries are noted as records")
+def records_not_noted(m: Memory) -> None:
+    m.cache.evictable[-1] = 0
 
 
 @breaks("are marked as evictable wrongly")

@@ -74,7 +74,8 @@ class ReferenceManager:
                 DRAFT: num_draft_pages,
                 RECURRENT: num_recurrent_snapshots,
                 PARTIAL: num_partial_kv_snapshots,
-            }
+            },
+            by_block=kind not in {Kind.PURE_RECURRENT, Kind.HYBRID, Kind.HYBRID_MTP},
         )
         self._handles = ReferenceHandles(self._state)
 
@@ -186,8 +187,10 @@ class ReferenceManager:
         shared = {BASE: set(plan.reused_base_pages.tolist()), DRAFT: set(plan.reused_draft_pages.tolist())}
         if not self._state.feasible({BASE: plan.base_page_demand, DRAFT: plan.draft_page_demand}, shared):
             return AcquireResult(None, AcquireStatus.INSUFFICIENT_CAPACITY, plan)
-        if record is not None:
+        if record is not None and rules.checkpoints:
             self._state.touch(record)
+        elif record is not None:
+            self._state.use(plan._proof.keys)  # noqa: SLF001
         row = leases.open_lease(self._state, rules, plan)
         lease = CacheRequestLease(self._handles, row, self._state.generations[row])
         return AcquireResult(lease, AcquireStatus.ACQUIRED, plan)
@@ -315,7 +318,10 @@ class ReferenceManager:
     def _published(
         self, state: LeaseState, record: RecordState, path: Keys, *, news: bool, attempted: bool
     ) -> PublishResult:
-        self._state.touch(record)
+        if record.checkpoint is None:
+            self._state.use(path)
+        else:
+            self._state.touch(record)
         canonical = plans.page_ids([self._state.page_of[key] for key in path])
         self._state.committed += news
         self._state.paired_commits += news and bool(record.draft_pages)
@@ -324,7 +330,7 @@ class ReferenceManager:
             state.known_keys = path
         state.published_full_block_count = max(state.published_full_block_count, len(path))
         while len(self._state.records) > self._max_records:
-            self._state.evict(self._state.records[0])
+            self._state.drop_oldest()
         return PublishResult(
             PublishStatus.PUBLISHED if news else PublishStatus.EXISTING_RECORD,
             self._handles.view(record) if record in self._state.records else None,
@@ -356,7 +362,7 @@ class ReferenceManager:
         if self._state.leases:
             raise ContractError(f"{len(self._state.leases)} leases are out; release them first")
         while self._state.records:
-            self._state.evict(self._state.records[0])
+            self._state.drop_oldest()
         self._state.gone.clear()
 
     def pool(self, resource_type: ResourceType) -> PoolOccupancy:
@@ -384,6 +390,7 @@ class ReferenceManager:
             refused_publications=state.refused,
             spec_pair_publications=state.paired_commits,
             evicted_records=state.evicted_records,
+            shortened_records=state.shortened_records,
             reclaimed_base_kv_pages=state.reclaimed[BASE],
             reclaimed_draft_kv_pages=state.reclaimed[DRAFT],
             reclaimed_recurrent_snapshots=state.reclaimed[RECURRENT],
