@@ -13,7 +13,7 @@ from ctxcache.manager.draft_pages import count_paired
 from ctxcache.manager.eviction import make_room
 from ctxcache.manager.layout import CacheArrays, LeaseArrays
 from ctxcache.manager.lease_table import LeaseTable, open_row
-from ctxcache.manager.lru import keep_apart, touch, use_path
+from ctxcache.manager.lru import keep_apart, touch, use_path_to
 from ctxcache.manager.planning import PlanProof
 from ctxcache.manager.pools import copy_pages, pin, take
 from ctxcache.manager.results import AcquireResult, ReusePlan
@@ -106,6 +106,8 @@ def acquire_lease(
     copy_pages(drafts, leases.draft_pages[row])
     fields[c.NUM_DRAFT, row] = drafts.size
     if checkpoint >= 0:
+        fields[c.STARTED_FROM, row] = checkpoint
+        fields[c.STARTED_SERIAL, row] = terms.serial % c.MODULUS
         for i in range(2):
             slot = cache.record[c.RECURRENT_SLOT + i, checkpoint]
             fields[c.RESTORED + i, row] = slot
@@ -113,8 +115,9 @@ def acquire_lease(
                 pin(cache, c.RECURRENT + i, fields[c.RESTORED + i, row : row + 1])
         touch(cache, checkpoint)
     elif matched.size > 0:
-        use_path(cache, matched)
-        keep_apart(cache, matched[matched.size - 1])
+        last = matched[matched.size - 1]
+        keep_apart(cache, last)
+        use_path_to(cache, cache.resource[c.FIRST_RECORD, last])
 
     # What matched is pinned: now eviction may take whatever else is least recently used.
     if not make_room(cache, leases, (terms.base_demand, terms.draft_demand, 0, 0)):

@@ -9,12 +9,12 @@ from ctxcache.manager import layout as c
 
 
 @njit_part
-def write_path(node: Int32s, deepest: int, path: Int32s) -> bool:
-    """Fill `path` with the blocks that end at `deepest`; `False` when that block is not so deep as `path` is long."""
+def write_path(node: Int32s, deepest: int, path: Int32s) -> int:
+    """Fill `path` with the blocks that end at `deepest`; return the one before them (-1: none), -2 where they are too few."""
     at, i = deepest, path.size - 1
     while i >= 0:
         if at < 0:
-            return False
+            return -2
         path[i] = at
         i -= 1
         # Pages that were taken together mostly follow each other: the next one need not wait for this one's load.
@@ -23,7 +23,7 @@ def write_path(node: Int32s, deepest: int, path: Int32s) -> bool:
             path[i] = at
             i -= 1
         at = node[c.PARENT, at]
-    return at < 0
+    return int(at)
 
 
 @njit_in_place

@@ -120,6 +120,8 @@ def give_up_last_pair(cache: CacheArrays, record: int) -> None:
     leave_draft_page(cache.state, cache.resource, cache.record, record)
     cache.record[c.NUM_PAIRED_BLOCKS, record] -= 1
     cache.node[c.PAIR_COUNT, block] -= 1
+    if cache.node[c.PAIR_COUNT, block] < 0:
+        raise InvariantError("a block's draft page is needed less often than never")
     let_go(cache, c.DRAFT, page)
     before = cache.node[c.PAIR_PAGE, block]
     if before >= 0:
@@ -130,7 +132,7 @@ def give_up_last_pair(cache: CacheArrays, record: int) -> None:
             cache.resource[c.CACHE_REFS, at] += 1
             cache.node[c.PAIR_COUNT, parent] += 1
         join_draft_page(cache.state, cache.resource, cache.record, record, before)
-    if cache.node[c.PAIR_COUNT, block] < 0 or (before >= 0) != (cache.record[c.NUM_PAIRED_BLOCKS, record] > 0):
+    if (before >= 0) != (cache.record[c.NUM_PAIRED_BLOCKS, record] > 0):
         raise InvariantError("a draft path is not as long as its record counts")
     mark_evictable(cache, c.DRAFT, record)
 

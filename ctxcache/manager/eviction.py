@@ -30,8 +30,6 @@ from ctxcache.manager.lru import (
 from ctxcache.manager.pools import let_go, reclaim_if_idle
 from ctxcache.manager.prefetch import fetch_behind, fetch_slot
 
-_COUNT = 0x3FFFFFFF  # what of a count an int32 keeps
-
 
 @njit_inlined
 def evict_record(cache: CacheArrays, gone: int) -> None:
@@ -138,7 +136,7 @@ def _drop_whole(cache: CacheArrays, gone: int) -> None:
         return
     serial = cache.serial[gone]
     while cache.serial[gone] == serial:
-        give_up_blocks(cache, gone, cache.node.shape[1], _COUNT)
+        give_up_blocks(cache, gone, cache.node.shape[1], c.MODULUS)
 
 
 @njit_part
@@ -166,7 +164,7 @@ def make_room(cache: CacheArrays, leases: LeaseArrays, need: tuple[int, int, int
             return False
         lacking |= need[kind] > state[c.FREE + kind]
     if lacking:
-        state[c.EVICTION] = (state[c.EVICTION] + 1) & _COUNT
+        state[c.EVICTION] = (state[c.EVICTION] + 1) % c.MODULUS
         if state[c.HAS_CHECKPOINTS]:
             _evict_records(cache, leases, need)
         else:
@@ -327,7 +325,7 @@ def evict_beyond(cache: CacheArrays, max_records: int) -> None:
     """Evict the least recently used records beyond a limit, whoever leases their pages."""
     state = cache.state
     if state[c.NUM_RECORDS] > max_records:
-        state[c.EVICTION] = (state[c.EVICTION] + 1) & _COUNT
+        state[c.EVICTION] = (state[c.EVICTION] + 1) % c.MODULUS
     while state[c.NUM_RECORDS] > max_records:
         if state[c.HAS_CHECKPOINTS]:
             evict_record(cache, oldest_record(cache))

@@ -28,6 +28,7 @@ def check_invariants(cache: CacheArrays, leases: LeaseArrays) -> None:
     _check_tree(cache)
     _check_pairs(cache, paths)
     _check_endpoints(cache, entries)
+    _check_entries(cache, entries)
     _check_pools(cache, leases, cached)
     _check_recency(cache, entries)
 
@@ -50,8 +51,9 @@ def _check_order(cache: CacheArrays) -> list[int]:
     """Invariant 4: the LRU order holds every record and every mark once."""
     order: list[int] = []
     record, before, used = int(cache.state[c.OLDEST_RECORD]), -1, -1
+    alive = int((cache.serial != 0).sum())
     while record >= 0:
-        _require(len(order) < cache.serial.size, "the LRU order is longer than there are records")
+        _require(len(order) < alive, "the LRU order is longer than there are records")
         _require(cache.record[c.OLDER, record] == before, f"record {record} does not know its older neighbour")
         _require(cache.serial[record] != 0, f"record {record} of the LRU order is dead")
         _require(cache.record[c.RECENCY_PLACE, record] > used, f"record {record} was used before its older neighbour")
@@ -59,11 +61,10 @@ def _check_order(cache: CacheArrays) -> list[int]:
         order.append(record)
         before, record = record, int(cache.record[c.NEWER, record])
     _require(cache.state[c.NEWEST_RECORD] == before, "the LRU order does not end at the newest record")
+    _require(alive == len(order), f"{alive} records live, {len(order)} are in the LRU order")
     num_records = int((cache.serial > 0).sum())
     _require(num_records == cache.state[c.NUM_RECORDS], "the number of records is wrong")
     _require(num_records <= cache.state[c.MAX_RECORDS], "there are more records than the limit")
-    alive = int((cache.serial != 0).sum())
-    _require(alive == len(order), f"{alive} records live, {len(order)} are in the LRU order")
     return order
 
 
@@ -134,14 +135,24 @@ def _check_tree(cache: CacheArrays) -> None:
             while child >= 0:
                 listed, child = listed + 1, int(cache.node[c.NEXT_SIBLING, child])
             _require(listed == count, f"block {block} lists {listed} of {count} children")
+
+
+def _check_entries(cache: CacheArrays, entries: list[int]) -> None:
+    """Where blocks are used one by one: an entry ends wherever paths part, and knows the one above it."""
     if cache.state[c.HAS_CHECKPOINTS]:
         return
     for block in ids_in(cache.slot):
-        entry = int(cache.resource[c.FIRST_RECORD, block])
+        child = int(cache.node[c.FIRST_CHILD, block])
+        forks = child >= 0 and cache.node[c.NEXT_SIBLING, child] >= 0
         _require(
-            children[block] or (entry >= 0 and cache.serial[entry] > 0), f"no record ends at the last block {block}"
+            not forks or cache.resource[c.FIRST_RECORD, block] >= 0, f"no entry ends at block {block}, where paths part"
         )
-        _require(children[block] < 2 or entry >= 0, f"no entry ends at block {block}, where paths part")
+    for entry in entries:
+        above = int(cache.node[c.PARENT, cache.record[c.ENDPOINT, entry]])
+        while above >= 0 and cache.resource[c.FIRST_RECORD, above] < 0:
+            above = int(cache.node[c.PARENT, above])
+        known = int(cache.resource[c.FIRST_RECORD, above]) if above >= 0 else -1
+        _require(cache.record[c.ABOVE, entry] == known, f"entry {entry} does not know the one above it")
 
 
 def _check_pairs(cache: CacheArrays, paths: dict[int, list[int]]) -> None:

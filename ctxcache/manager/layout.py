@@ -42,17 +42,18 @@ FIRST_RECORD = (
 FREE_STACK = 3  # per pool: ids that nobody holds, the next one to give last
 NUM_RESOURCE_ROWS = 4
 
-# Rows of `CacheArrays.record`. Kinds without checkpoints and drafts have the first five only.
+# Rows of `CacheArrays.record`. Kinds without checkpoints and drafts have the first six only.
 ENDPOINT = 0  # last block of the base path
 OLDER, NEWER = 1, 2  # neighbours in LRU order; NEWER also chains free records
 RECENCY_PLACE = 3  # its place in `CacheArrays.recency`
 SHORTENED_IN = 4  # the eviction (`state[EVICTION]`) that shortened it last
-NUM_BLOCKS = 5  # of the base path, which ends at ENDPOINT: known, so that a draft path's end is found from there
-NUM_PAIRED_BLOCKS, LAST_DRAFT_PAGE = 6, 7  # of the draft path: how long, and its last page
-EXACT_LENGTH = 8  # of a checkpoint in tokens; 0: none
-RECURRENT_SLOT, PARTIAL_SLOT = 9, 10  # next to each other, as their kinds are
-NEXT_AT_ENDPOINT, PREVIOUS_AT_ENDPOINT, NEXT_AT_DRAFT, PREVIOUS_AT_DRAFT = 11, 12, 13, 14
-NUM_PLAIN_RECORD_ROWS, NUM_RECORD_ROWS = 5, 15
+ABOVE = 5  # without checkpoints: the next entry on the way to the first block
+NUM_BLOCKS = 6  # of the base path, which ends at ENDPOINT: known, so that a draft path's end is found from there
+NUM_PAIRED_BLOCKS, LAST_DRAFT_PAGE = 7, 8  # of the draft path: how long, and its last page
+EXACT_LENGTH = 9  # of a checkpoint in tokens; 0: none
+RECURRENT_SLOT, PARTIAL_SLOT = 10, 11  # next to each other, as their kinds are
+NEXT_AT_ENDPOINT, PREVIOUS_AT_ENDPOINT, NEXT_AT_DRAFT, PREVIOUS_AT_DRAFT = 12, 13, 14, 15
+NUM_PLAIN_RECORD_ROWS, NUM_RECORD_ROWS = 6, 16
 
 IS_MARK = -1
 """Serial of an entry that is no record: it only keeps the last use of the blocks before it apart. See `lru`."""
@@ -101,7 +102,12 @@ KNOWN = 11  # full blocks whose identity is settled: reused or published, with `
 CHECKPOINTS_ALLOWED = 12
 LEASE_MARK = 13  # `state[MARK]` of the last batch call that named the row; also chains free rows
 STRADDLES = 14  # 1: it has published behind blocks whose canonical pages are others'; `state[NUM_STRADDLING]` counts
-NUM_LEASE_ROWS = 15
+STARTED_FROM, STARTED_SERIAL = 15, 16  # checkpoint that it was restored from; a serial is kept modulo `MODULUS`
+OWN_RECORD, OWN_SERIAL = 17, 18  # without checkpoints: the record that it has made last
+NUM_LEASE_ROWS = 19
+
+MODULUS = 1 << 30
+"""Counts that are kept in an int32 begin again here."""
 
 GHOSTS = 4096
 """Entries of the direct-mapped memory of lately evicted keys."""
@@ -125,7 +131,7 @@ class CacheArrays(NamedTuple):
     slot: Int32s  # open addressing: block by key; see `ctxcache.manager.block_index`
     node: Int32s  # [4 or 6, N] the tree of blocks
     resource: Int32s  # [4, all resources] holds, and the pools' free stacks
-    record: Int32s  # [5 or 15, R]
+    record: Int32s  # [6 or 16, R]
     serial: Int64s  # [R] number of the publication that made each record; IS_MARK: a mark; 0: unused
     recency: Int32s  # entries by last use, the oldest first, with gaps (-1); see `ctxcache.manager.lru`
     evictable: (
@@ -142,7 +148,7 @@ class LeaseArrays(NamedTuple):
     The pages of a row are `base_pages[row, :NUM_BASE]` and `draft_pages[row, :NUM_DRAFT]`, in logical order.
     """
 
-    fields: Int32s  # [15, A]
+    fields: Int32s  # [19, A]
     base_pages: Int32s  # [A, width]
     draft_pages: Int32s  # [A, width]
 

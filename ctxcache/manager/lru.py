@@ -49,6 +49,7 @@ def new_mark(cache: CacheArrays, endpoint: int) -> int:
     cache.serial[made] = c.IS_MARK
     cache.record[c.ENDPOINT, made] = endpoint
     cache.record[c.SHORTENED_IN, made] = 0
+    cache.record[c.ABOVE, made] = -1
     _link_newest(cache, made)
     # The list of records that end at one block, or before the first one, begins with it.
     first = cache.resource[c.FIRST_RECORD, endpoint] if endpoint >= 0 else state[c.ROOT_RECORD]
@@ -113,6 +114,7 @@ def take_over(cache: CacheArrays, record: int, mark: int) -> None:
     forget_evictable(cache, mark)
     _unlink(cache, record)
     older, newer = cache.record[c.OLDER, mark], cache.record[c.NEWER, mark]
+    cache.record[c.ABOVE, record] = cache.record[c.ABOVE, mark]
     drop_entry(cache, mark)
     _link(cache, record, older, newer, place)
     cache.record[c.ENDPOINT, record] = end
@@ -136,19 +138,39 @@ def touch(cache: CacheArrays, used: int) -> None:
 
 
 @njit_part
-def use_path(cache: CacheArrays, path: Int32s) -> None:
-    """Make the entries on a path of blocks the most recently used, the last one last."""
-    first_record = cache.resource[c.FIRST_RECORD]
-    for block in path:
-        if first_record[block] >= 0:
-            touch(cache, first_record[block])
+def keep_apart(cache: CacheArrays, block: int) -> None:
+    """Let an entry end at a block: what lies behind it will not be used with it, or paths are about to part there."""
+    node, first_record, above = cache.node, cache.resource[c.FIRST_RECORD], cache.record[c.ABOVE]
+    if first_record[block] >= 0:
+        return
+    # It lies amid the blocks of the entry below it, of which it takes the upper part.
+    below = node[c.FIRST_CHILD, block]
+    left = node.shape[1]
+    while below >= 0 and first_record[below] < 0 and left > 0:
+        below = node[c.FIRST_CHILD, below]
+        left -= 1
+    if below < 0 or left == 0:
+        raise InvariantError("no entry ends behind a block")
+    made = new_mark(cache, block)
+    above[made] = above[first_record[below]]
+    above[first_record[below]] = made
 
 
 @njit_part
-def keep_apart(cache: CacheArrays, block: int) -> None:
-    """Let an entry end at a block: what lies behind it will not be used with it, or paths part there."""
-    if cache.resource[c.FIRST_RECORD, block] < 0:
-        new_mark(cache, block)
+def use_path_to(cache: CacheArrays, entry: int) -> None:
+    """Make the entries on the path to one the most recently used, the one itself last."""
+    above = cache.record[c.ABOVE]
+    # Upwards every link is turned round, so that the way down is known; downwards they are turned back.
+    below, at, num_entries = -1, entry, 0
+    while at >= 0:
+        above[at], below, at = below, at, above[at]
+        num_entries += 1
+    if below == entry and num_entries > 1:  # links in a circle lead back to where one began
+        raise InvariantError("an entry is its own ancestor")
+    at, over = below, -1
+    while at >= 0:
+        above[at], over, at = over, at, above[at]
+        touch(cache, over)
 
 
 @njit_inlined

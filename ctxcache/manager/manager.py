@@ -277,24 +277,36 @@ class ContextCacheManager:
         resident_state_length: int,
         *,
         draft_state_length: int = 0,
+        moves_own_record: bool = False,
     ) -> PublishResult:
         """Make the full blocks within `resident_state_length` tokens reusable. Whole or not at all.
 
         Blocks that are indexed already keep their canonical page; the lease's own page stays private to it. Can be called
-        again as the sequence grows.
+        again as the sequence grows, at the cost of the blocks that are new since.
 
         Args:
             lease: a lease of this manager, of an attention-only kind.
             keys: `uint64[b, 2]` of the sequence from its first block, with a row for every published block and for every
-                block that the lease reused or published before. Extra rows are ignored.
+                block that the lease reused or published before. Extra rows are ignored. Of the blocks known before, only
+                the last one's key is compared: it is chained over the others.
             resident_state_length: leading tokens whose state is materialised and complete in the lease's base pages.
             draft_state_length: the same in the lease's draft pages, at most `resident_state_length`; only for EAGLE leases.
+            moves_own_record: publishing further than before, leave one record of this sequence: the one that the lease
+                itself made last goes, uncounted. One that it found stays.
 
         Raises:
             ContractError: no full block; more blocks than pages; keys that differ from those the lease reused or
                 published; keys that are no chain; a released or foreign lease; a kind that publishes checkpoints.
         """
-        return publish_blocks(self._leases, self._records, lease, keys, resident_state_length, draft_state_length)
+        return publish_blocks(
+            self._leases,
+            self._records,
+            lease,
+            keys,
+            resident_state_length,
+            draft_state_length,
+            moves_own_record=moves_own_record,
+        )
 
     def reserve_snapshots(self, lease: CacheRequestLease, exact_length: int) -> HybridSnapshotReservation | None:
         """Take the slots for one capture at `exact_length` tokens, evicting as `acquire` does.
@@ -317,7 +329,8 @@ class ContextCacheManager:
     ) -> PublishResult:
         """Make the captured state at `checkpoint.exact_length` reusable, with the full blocks that it shares.
 
-        A checkpoint already recorded is touched; the reservation then stays the lease's. Otherwise the record holds the
+        The checkpoint that the lease was restored from becomes most recently used with it, right behind it: what many start
+        from outlives each of them. A checkpoint already recorded is touched; the reservation then stays the lease's. Otherwise the record holds the
         reserved slots too. Either way `retire_snapshots` ends the lease's own hold.
 
         Args:

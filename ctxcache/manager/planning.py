@@ -35,7 +35,7 @@ def match_blocks(cache: CacheArrays, keys: Words, num_blocks: int, path: Int32s,
     matched, deepest = find_deepest(cache.key, cache.slot, keys, num_blocks)
     if matched == 0:
         return 0, 0
-    if not write_path(cache.node, deepest, path[:matched]):
+    if write_path(cache.node, deepest, path[:matched]) != -1:
         return -1, 0
     if drafts.size == 0:
         return matched, 0

@@ -81,6 +81,7 @@ class CacheManager(Protocol):
         resident_state_length: int,
         *,
         draft_state_length: int = 0,
+        moves_own_record: bool = False,
     ) -> PublishResult: ...
     def reserve_snapshots(self, lease: CacheRequestLease, exact_length: int) -> HybridSnapshotReservation | None: ...
     def publish_checkpoint(

@@ -151,6 +151,22 @@ def a_fork_has_no_entry(m):
     return operation
 
 
+@guard("no entry ends behind a block")
+def a_path_goes_in_a_circle(m):
+    operation = m.begin(run_of("a", 6))
+    m.node[c.FIRST_CHILD, m.trunk] = m.path(m.newest)[1]
+    m.resource[c.FIRST_RECORD, m.path(m.newest)] = -1
+    m.node[c.FIRST_CHILD, m.leaf] = m.trunk
+    return operation
+
+
+@guard("its own ancestor")
+def an_entry_stands_above_itself(m):
+    operation = m.begin(run_of("a", 14))
+    m.record[c.ABOVE, m.resource[c.FIRST_RECORD, m.trunk]] = m.newest
+    return operation
+
+
 @guard("becomes a record")
 def a_record_is_made_twice(m):
     return lambda: make_record(m.cache, m.newest)

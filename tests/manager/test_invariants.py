@@ -66,7 +66,7 @@ def limit_below_the_records(m: Memory) -> None:
     m.state[c.MAX_RECORDS] = 3
 
 
-@breaks("5 records live, 4 are in the LRU order")
+@breaks("6 records live, 5 are in the LRU order")
 def record_outside_the_order(m: Memory) -> None:
     m.cache.serial[m.state[c.FREE_RECORD]] = 99
 
@@ -129,7 +129,7 @@ def record_unlisted(m: Memory) -> None:
     m.resource[c.FIRST_RECORD, m.leaf] = -1
 
 
-@breaks("no record ends at the last block")
+@breaks("are indexed or needed, not both")
 def end_without_a_record(m: Memory) -> None:
     make_mark(m.cache, m.newest)
 
@@ -140,6 +140,11 @@ def fork_without_an_entry(m: Memory) -> None:
     forget_evictable(m.cache, mark)
     m.resource[c.FIRST_RECORD, m.trunk] = -1
     drop_entry(m.cache, mark)
+
+
+@breaks("does not know the one above it")
+def entry_above_forgotten(m: Memory) -> None:
+    m.record[c.ABOVE, m.newest] = -1
 
 
 # Pools and leases

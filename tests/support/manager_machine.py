@@ -255,17 +255,19 @@ class ManagerMachine(RuleBasedStateMachine):
         length=st.integers(0, 24),
         draft_length=st.integers(0, 24),
         whole=st.sampled_from([True, True, False]),
+        moves=st.booleans(),
     )
-    def publish(self, index, length, draft_length, whole):
+    def publish(self, index, length, draft_length, whole, moves):
         """Publish some length: often all, sometimes again, sometimes more than there is."""
         sequence = self.sequences[index % len(self.sequences)]
         length = len(sequence.tokens) if whole else min(length, len(sequence.tokens))
-        self.publish_blocks(sequence, length, draft_length % (length + 1) if draft_length < 18 else length)
+        self.publish_blocks(sequence, length, draft_length % (length + 1) if draft_length < 18 else length, moves)
 
-    def publish_blocks(self, sequence, length, draft_length):
+    def publish_blocks(self, sequence, length, draft_length, moves=False):
         keys = keys_of(sequence.tokens, self.tokens_per_page)
         paired = self.kind is Kind.EAGLE and sequence.mode is Mode.EAGLE
         options = {"draft_state_length": draft_length} if paired else {}
+        options["moves_own_record"] = moves
         self.twins.both("publish", lambda side: (sequence.leases[side], keys, length), **options)
 
     def publish_whole(self, index, lag=0):

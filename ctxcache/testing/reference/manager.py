@@ -245,6 +245,7 @@ class ReferenceManager:
         resident_state_length: int,
         *,
         draft_state_length: int = 0,
+        moves_own_record: bool = False,
     ) -> PublishResult:
         state = self._handles.leased(lease)
         if self._kind in {Kind.PURE_RECURRENT, Kind.HYBRID, Kind.HYBRID_MTP}:
@@ -260,10 +261,16 @@ class ReferenceManager:
         path = publish.own_path(self._state, state, keys, num_blocks, num_paired, attempted=more)
         record = next((record for record in self._state.records if record.keys == path), None)
         news = record is None or num_paired > len(record.draft_pages)
+        made = record is None
         if record is None:
             record = publish.new_record(self._state, state, path)
         if num_paired > len(record.draft_pages):
             publish.pair(self._state, state, record, num_paired)
+        own = next((own for own in self._state.records if own.serial == state.own_serial), None)
+        if moves_own_record and more and own is not None and own is not record:
+            self._state.remove(own)
+        if made:
+            state.own_serial = record.serial
         return self._published(state, record, path, news=news, attempted=news or more)
 
     def reserve_snapshots(self, lease: CacheRequestLease, exact_length: int) -> HybridSnapshotReservation | None:
@@ -322,7 +329,8 @@ class ReferenceManager:
             self._state.use(path)
         else:
             self._state.touch(record)
-        canonical = plans.page_ids([self._state.page_of[key] for key in path])
+            for started in [each for each in self._state.records if each.serial == state.started_serial]:
+                self._state.touch(started)
         self._state.committed += news
         self._state.paired_commits += news and bool(record.draft_pages)
         self._state.existing += attempted and not news
@@ -334,7 +342,6 @@ class ReferenceManager:
         return PublishResult(
             PublishStatus.PUBLISHED if news else PublishStatus.EXISTING_RECORD,
             self._handles.view(record) if record in self._state.records else None,
-            canonical,
             state.published_full_block_count,
         )
 

@@ -48,6 +48,8 @@ class LeaseState:
     reserved: HybridSnapshotReservation | None = None
     reserved_length: int = 0
     published_full_block_count: int = 0
+    started_serial: int = 0  # of the checkpoint that it was restored from
+    own_serial: int = 0  # of the record of blocks that it made last
 
     def held(self) -> list[tuple[ResourceType, int]]:
         """Return everything held, in the order in which a release returns it."""
@@ -206,16 +208,19 @@ class ReferenceState:
         self._reclaim(BASE, page)
         others = [other for other in self.records if other is not record]
         if not before or any(other.keys[: len(before)] == record.keys for other in others):
-            self._remove(record)
+            self._evict(record)
         self._sort()
 
     def _drop_draft_page(self, record: RecordState) -> None:
         self._reclaim(DRAFT, record.draft_pages.pop())
 
-    def _remove(self, record: RecordState) -> None:
+    def _evict(self, record: RecordState) -> None:
+        self.remove(record)
+        self.evicted_records += 1
+
+    def remove(self, record: RecordState) -> None:
         """Take a record out whose blocks, if any are left, others need."""
         self.records.remove(record)
-        self.evicted_records += 1
         for page in reversed(record.draft_pages):
             self._reclaim(DRAFT, page)
 
@@ -231,7 +236,7 @@ class ReferenceState:
         if not self.by_block:
             self.evict(record)
         elif record.keys[-1] in self.parents().values():
-            self._remove(record)
+            self._evict(record)
         else:
             while record in self.records:
                 self._shorten(record)
