@@ -15,6 +15,7 @@ from ctxcache.jit import njit_in_place, njit_inlined, njit_part
 from ctxcache.manager import layout as c
 from ctxcache.manager.block_index import note_ghost, remove
 from ctxcache.manager.block_tree import unlink
+from ctxcache.manager.checkpoints import leave_anchor
 from ctxcache.manager.draft_pages import detach_pairs, give_up_last_pair, last_paired_block
 from ctxcache.manager.layout import CacheArrays, LeaseArrays
 from ctxcache.manager.lru import (
@@ -43,7 +44,10 @@ def evict_record(cache: CacheArrays, gone: int) -> None:
     if record[c.NUM_PAIRED_BLOCKS, gone] > 0:
         detach_pairs(cache, gone)
     _drop_checkpoint(cache, gone)
-    leave_endpoint(state, resource, record, gone)
+    if cache.key.shape[0] > 0:
+        leave_endpoint(state, resource, record, gone)
+    else:
+        leave_anchor(cache, gone)
     drop_entry(cache, gone)
     # Blocks of its path: [0, block] stay, for a child or another record | (block, end] go: free, or private to a lease
     while block >= 0 and node[c.FIRST_CHILD, block] < 0 and resource[c.FIRST_RECORD, block] < 0:

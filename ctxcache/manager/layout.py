@@ -139,6 +139,7 @@ class CacheArrays(NamedTuple):
     )
     exact_key: Words  # [R or 0, 4] of each checkpoint: exact-prefix digest, and key of its last full block
     exact_slot: Int32s  # open addressing: record by exact-prefix digest
+    anchor_slot: Int32s  # without pages, open addressing: of the records with one last full block the first, by its key
     ghost: Words  # [GHOSTS] low word of lately evicted keys, at index `low word % GHOSTS`
 
 
@@ -173,6 +174,7 @@ def allocate_cache(traits: DeploymentTraits, capacities: tuple[int, int, int, in
         evictable=allocate_bits(1 + (NUM_RESOURCE_KINDS if extended else 1), places),
         exact_key=np.zeros((num_exact, 4), np.uint64),
         exact_slot=_empty_slots(num_exact),
+        anchor_slot=_empty_slots(0 if traits.has_pages else num_exact),
         ghost=np.zeros(GHOSTS, np.uint64),
     )
     if pairs:

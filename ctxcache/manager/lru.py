@@ -52,7 +52,10 @@ def new_mark(cache: CacheArrays, endpoint: int) -> int:
     cache.record[c.ABOVE, made] = -1
     _link_newest(cache, made)
     # The list of records that end at one block, or before the first one, begins with it.
+    # Where no blocks are indexed, there is a list for every last full block instead; see `checkpoints`.
     first = cache.resource[c.FIRST_RECORD, endpoint] if endpoint >= 0 else state[c.ROOT_RECORD]
+    if cache.key.shape[0] == 0:
+        first = -1
     if state[c.EXTENDED_RECORDS]:
         cache.record[c.NUM_PAIRED_BLOCKS, made] = 0
         cache.record[c.NEXT_AT_ENDPOINT, made] = first
@@ -65,7 +68,7 @@ def new_mark(cache: CacheArrays, endpoint: int) -> int:
         mark_evictable(cache, c.BASE, made)
         if first >= 0:
             mark_evictable(cache, c.BASE, first)
-    else:
+    elif cache.key.shape[0] > 0:
         state[c.ROOT_RECORD] = made
     return int(made)
 

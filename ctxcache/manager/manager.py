@@ -5,7 +5,7 @@ No Python object exists per block, record or batch row: compiled code works on a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,14 @@ from ctxcache.manager.eviction import evict_beyond
 from ctxcache.manager.invariants import check_invariants
 from ctxcache.manager.layout import allocate_cache
 from ctxcache.manager.lease_table import LeaseTable, drop_slots, release_lease
-from ctxcache.manager.planning import candidate_lengths, make_plan, match_input, read_request
+from ctxcache.manager.planning import (
+    PlanRequest,
+    candidate_lengths,
+    longest_checkpoint,
+    make_plan,
+    match_input,
+    read_request,
+)
 from ctxcache.manager.publish import publish_blocks
 from ctxcache.manager.record_views import RecordViews
 from ctxcache.manager.results import (
@@ -175,9 +182,31 @@ class ContextCacheManager:
         Raises:
             ContractError: as `plan`; a kind without recurrent layers.
         """
+        return candidate_lengths(self._cache, self._checkpoint_request(keys, num_tokens))
+
+    def longest_checkpoint(
+        self, keys: NDArray[np.uint64], num_tokens: int, exact_keys_behind: Callable[[int], NDArray[np.uint64]]
+    ) -> HybridCheckpointKey | None:
+        """Return the exact key of the longest checkpoint that this input can start from, for `plan`; `None`: there is none.
+
+        Reads only. Costs the matched blocks (without pages, all blocks), and a probe for each length behind a block where
+        some checkpoint ends, whoever's it is: however many end there, and however many others are cached.
+
+        Args:
+            keys: as in `plan`.
+            num_tokens: as in `plan`.
+            exact_keys_behind: called with a number of full blocks, returns `uint64[k, 2]`, the exact keys of the input's
+                first `blocks * P + i` tokens in row i, up to `P` or the input's end.
+
+        Raises:
+            ContractError: as `plan`; a kind without recurrent layers.
+        """
+        return longest_checkpoint(self._cache, self._checkpoint_request(keys, num_tokens), exact_keys_behind)
+
+    def _checkpoint_request(self, keys: NDArray[np.uint64], num_tokens: int) -> PlanRequest:
         if not self._traits.has_checkpoints:
             raise ContractError(f"a {self.kind.name} deployment has no checkpoints; plan without exact_keys")
-        return candidate_lengths(self._cache, read_request(self._traits, keys, num_tokens, mode=self._traits.modes[-1]))
+        return read_request(self._traits, keys, num_tokens, mode=self._traits.modes[-1])
 
     def match(
         self,

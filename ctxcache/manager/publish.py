@@ -21,6 +21,7 @@ from ctxcache.jit import njit_in_place, njit_part
 from ctxcache.manager import layout as c
 from ctxcache.manager.block_index import find, find_deepest, insert, remove
 from ctxcache.manager.block_tree import link, write_path
+from ctxcache.manager.checkpoints import join_anchor
 from ctxcache.manager.draft_pages import attach_pairs, detach_pairs
 from ctxcache.manager.eviction import evict_beyond
 from ctxcache.manager.layout import CacheArrays, LeaseArrays
@@ -368,6 +369,8 @@ def _fill_record(cache: CacheArrays, leases: LeaseArrays, made: int, exact: Word
         insert(cache.exact_key, cache.exact_slot, made, exact[0], exact[1])
         cache.exact_key[made, 2] = exact[2]
         cache.exact_key[made, 3] = exact[3]
+        if cache.key.shape[0] == 0:
+            join_anchor(cache, made)
         for kind in (c.RECURRENT, c.PARTIAL):
             slot = leases.fields[c.RESERVED + kind - c.RECURRENT, offer.row]
             if slot >= 0:

@@ -8,7 +8,7 @@ scanned, reachability is recomputed at every step, nothing is kept that follows 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -131,6 +131,17 @@ class ReferenceManager:
             == own[: len(record.keys if rules.attention else record.whole_keys)]
         }
         return plans.page_ids(sorted(lengths, reverse=True))
+
+    def longest_checkpoint(
+        self, keys: NDArray[np.uint64], num_tokens: int, exact_keys_behind: Callable[[int], NDArray[np.uint64]]
+    ) -> HybridCheckpointKey | None:
+        page = self._tokens_per_page
+        for length in self.candidate_checkpoint_lengths(keys, num_tokens).tolist():
+            blocks, row = divmod(length, page)
+            key = HybridCheckpointKey(plans.keys_of(exact_keys_behind(blocks)[row:], 1)[0], length)
+            if any(record.checkpoint == key for record in self._state.records):
+                return key
+        return None
 
     def match(
         self,
