@@ -1,6 +1,6 @@
 """The five invariants of the manager, checked in full from first principles: what is cached is recomputed from records.
 
-Slow on purpose and plain Python, for tests and for `recover()`: it must not share the fast code's assumptions.
+What `soundness` finds unsound is gone through once more in plain Python, slowly, to say what it is.
 """
 
 from __future__ import annotations
@@ -14,12 +14,24 @@ from ctxcache.manager.bitset import members
 from ctxcache.manager.block_index import find, ids_in
 from ctxcache.manager.layout import CacheArrays, LeaseArrays
 from ctxcache.manager.lru import is_evictable, oldest_evictable
+from ctxcache.manager.soundness import is_sound
 
 _KIND_NAMES = ("base KV page", "draft KV page", "recurrent snapshot", "partial-KV snapshot")
 
 
 def check_invariants(cache: CacheArrays, leases: LeaseArrays) -> None:
-    """Raise `InvariantError` for the first invariant that does not hold."""
+    """Raise `InvariantError` for the first invariant that does not hold. What is sound is found so in compiled code."""
+    try:
+        sound = is_sound(cache, leases)
+    except InvariantError:  # a search without an end: what leads there has a name below
+        sound = False
+    if not sound:
+        name_what_is_broken(cache, leases)
+        raise InvariantError("the manager's memory is not sound, and it could not be told where; please report this")
+
+
+def name_what_is_broken(cache: CacheArrays, leases: LeaseArrays) -> None:
+    """Raise `InvariantError` for the first invariant that does not hold, in plain Python."""
     entries = _check_order(cache)
     records = [entry for entry in entries if cache.serial[entry] > 0]
     paths = {record: _path(cache, cache.record[c.ENDPOINT, record]) for record in records}
@@ -178,7 +190,8 @@ def _check_endpoints(cache: CacheArrays, records: list[int]) -> None:
     """Invariant 4: the record maps agree with each other."""
     listed: list[int] = []
     heads = [(block, int(cache.resource[c.FIRST_RECORD, block])) for block in range(len(cache.key))]
-    for endpoint, head in [*heads, (-1, int(cache.state[c.ROOT_RECORD]))]:
+    anchors = [(-1, head) for head in ids_in(cache.anchor_slot)]
+    for endpoint, head in [*heads, *anchors, (-1, int(cache.state[c.ROOT_RECORD]))]:
         record = head
         while record >= 0:
             _require(cache.record[c.ENDPOINT, record] == endpoint, f"record {record} is listed at block {endpoint}")
