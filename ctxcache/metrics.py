@@ -47,6 +47,7 @@ class ContextCacheMetrics:
     planning_nanoseconds: int
     current_records: int
     evicted_records: int
+    shortened_records: int
     reclaimed_base_kv_pages: int
     reclaimed_draft_kv_pages: int
     reclaimed_recurrent_snapshots: int

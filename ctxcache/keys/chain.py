@@ -32,7 +32,7 @@ from ctxcache.config import HASH_KEY_BYTES
 from ctxcache.errors import ContractError
 from ctxcache.ids import Hash128
 from ctxcache.keys.identity import BlockKeyExtras, MediaSpanKey
-from ctxcache.keys.siphash import absorb_digest, hash_blocks, hash_bytes, hash_tail, initial_state
+from ctxcache.keys.siphash import absorb_digest, hash_blocks, hash_bytes, hash_tail, hash_tails, initial_state
 from ctxcache.keys.tokens import MediaHashes, TokenIds, as_media_array, as_token_array
 
 _DOMAIN_PREFIX = b"ctxcache.key.v1."
@@ -194,6 +194,40 @@ class SequenceKeys:
             _check_prepared(tokens, media)
             key = self._tail_key(tokens, media, length - tail_length, length, key)
         return Hash128(int(key[0]), int(key[1]))
+
+    def exact_keys_behind(self, tokens: NDArray[np.int32], media: Words | None, num_blocks: int) -> Words:
+        """Return the exact keys of all lengths that end in the block behind so many, `uint64[k, 2]`, in one pass over it.
+
+        Row i is that of length `num_blocks * tokens_per_page + i`; the first row is the last full block's key, the last one
+        that of the next, or of all tokens. As many blocks have to be hashed (`extend`); `ContractError` where they are not.
+        """
+        hasher = self._hasher
+        page = hasher.tokens_per_page
+        start = num_blocks * page
+        if not 0 <= num_blocks <= self.num_hashed_blocks or start > len(tokens):
+            raise ContractError(
+                f"exact keys behind {num_blocks} blocks were asked for, with {self.num_hashed_blocks} hashed of {len(tokens)} "
+                "tokens; extend() first"
+            )
+        _check_prepared(tokens, media)
+        whole = num_blocks < self.num_hashed_blocks
+        tail_length = page - 1 if whole else min(page - 1, len(tokens) - start)
+        parent = self._keys[num_blocks - 1] if num_blocks else self._root
+        keys = np.empty((1 + tail_length + whole, 2), dtype=np.uint64)
+        keys[0] = parent
+        hash_tails(
+            tokens,
+            _NO_MEDIA if media is None else media,
+            start,
+            hasher._text,  # noqa: SLF001
+            hasher._media,  # noqa: SLF001
+            hasher._tail,  # noqa: SLF001
+            parent,
+            keys[1 : 1 + tail_length],
+        )
+        if whole:
+            keys[-1] = self._keys[num_blocks]
+        return keys
 
     def _tail_key(
         self, tokens: NDArray[np.int32], media: Words | None, start: int, length: int, parent: Words

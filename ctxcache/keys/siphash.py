@@ -169,6 +169,53 @@ def hash_tail(
     key[0], key[1] = _finish(v0, v1, v2, v3, _length_word(_TAIL_MESSAGE_BYTES))
 
 
+@njit
+def hash_tails(
+    tokens: NDArray[np.int32],
+    media: Words,
+    start: int,
+    text_initial: Words,
+    media_initial: Words,
+    tail_initial: Words,
+    parent: Words,
+    keys: Words,
+) -> None:
+    """Write to row i of `keys`, `uint64[n, 2]`, the exact key of `tokens[0 : start + 1 + i]`: all in one pass over the tail.
+
+    The other arguments are `hash_tail`'s.
+    """
+    t0, t1, t2, t3 = _words(text_initial)
+    m0, m1, m2, m3 = _words(media_initial)
+    p0, p1, p2, p3 = _words(tail_initial)
+    p0, p1, p2, p3 = _absorb(p0, p1, p2, p3, parent[0])
+    p0, p1, p2, p3 = _absorb(p0, p1, p2, p3, parent[1])
+    has_media, half = False, np.uint64(0)
+    for i in range(keys.shape[0]):
+        token, num_tokens = np.uint64(tokens[start + i]) & _LOW_HALF, i + 1
+        if media.size > 0:
+            tag, first, second = _MEDIA_TAG, media[start + i, 0], media[start + i, 1]
+            if first | second == np.uint64(0):
+                tag, first = _TOKEN_TAG, token
+            has_media |= tag == _MEDIA_TAG
+            m0, m1, m2, m3 = _absorb(m0, m1, m2, m3, tag)
+            m0, m1, m2, m3 = _absorb(m0, m1, m2, m3, first)
+            m0, m1, m2, m3 = _absorb(m0, m1, m2, m3, second)
+        # Two tokens are a word of the text; of an odd number the last one stands in the last word, beside the length.
+        if i % 2 == 0:
+            half = token
+        else:
+            t0, t1, t2, t3 = _absorb(t0, t1, t2, t3, half | (token << np.uint64(32)))
+            half = np.uint64(0)
+        if has_media:
+            d0, d1 = _finish(m0, m1, m2, m3, _length_word(num_tokens * _POSITION_BYTES))
+        else:
+            d0, d1 = _finish(t0, t1, t2, t3, half | _length_word(num_tokens * _TOKEN_BYTES))
+        v0, v1, v2, v3 = _absorb(p0, p1, p2, p3, d0)
+        v0, v1, v2, v3 = _absorb(v0, v1, v2, v3, d1)
+        v0, v1, v2, v3 = _absorb(v0, v1, v2, v3, np.uint64(start + num_tokens))
+        keys[i, 0], keys[i, 1] = _finish(v0, v1, v2, v3, _length_word(_TAIL_MESSAGE_BYTES))
+
+
 @njit_part
 def _digest_and_chain(
     tokens: NDArray[np.int32],

@@ -9,12 +9,11 @@ from ctxcache.errors import InvariantError
 from ctxcache.ids import AcquireStatus
 from ctxcache.jit import njit_in_place, njit_part
 from ctxcache.manager import layout as c
-from ctxcache.manager.block_tree import newest_through
-from ctxcache.manager.draft_pages import count_paired, newest_paired_through
+from ctxcache.manager.draft_pages import count_paired
 from ctxcache.manager.eviction import make_room
 from ctxcache.manager.layout import CacheArrays, LeaseArrays
 from ctxcache.manager.lease_table import LeaseTable, open_row
-from ctxcache.manager.lru import touch
+from ctxcache.manager.lru import keep_apart, touch, use_path_to
 from ctxcache.manager.planning import PlanProof
 from ctxcache.manager.pools import copy_pages, pin, take
 from ctxcache.manager.results import AcquireResult, ReusePlan
@@ -107,6 +106,8 @@ def acquire_lease(
     copy_pages(drafts, leases.draft_pages[row])
     fields[c.NUM_DRAFT, row] = drafts.size
     if checkpoint >= 0:
+        fields[c.STARTED_FROM, row] = checkpoint
+        fields[c.STARTED_SERIAL, row] = terms.serial % c.MODULUS
         for i in range(2):
             slot = cache.record[c.RECURRENT_SLOT + i, checkpoint]
             fields[c.RESTORED + i, row] = slot
@@ -114,7 +115,9 @@ def acquire_lease(
                 pin(cache, c.RECURRENT + i, fields[c.RESTORED + i, row : row + 1])
         touch(cache, checkpoint)
     elif matched.size > 0:
-        touch(cache, _record_that_was_hit(cache, matched, terms.num_paired))
+        last = matched[matched.size - 1]
+        keep_apart(cache, last)
+        use_path_to(cache, cache.resource[c.FIRST_RECORD, last])
 
     # What matched is pinned: now eviction may take whatever else is least recently used.
     if not make_room(cache, leases, (terms.base_demand, terms.draft_demand, 0, 0)):
@@ -166,17 +169,3 @@ def _fits(cache: CacheArrays, kind: int, shared: Int32s, demand: int) -> bool:
         if resource[c.LEASE_REFS, offset + page] == 0:
             spare -= 1
     return bool(spare >= 0)
-
-
-@njit_part
-def _record_that_was_hit(cache: CacheArrays, matched: Int32s, num_paired: int) -> int:
-    if num_paired > 0:
-        last = matched[num_paired - 1]
-        ending = cache.resource[c.FIRST_RECORD, last]
-        if ending >= 0 and cache.record[c.NUM_PAIRED_BLOCKS, ending] >= cache.record[c.NUM_BLOCKS, ending]:
-            return int(ending)
-        return newest_paired_through(cache, last, num_paired)
-    last = matched[matched.size - 1]
-    if cache.resource[c.FIRST_RECORD, last] >= 0:
-        return int(cache.resource[c.FIRST_RECORD, last])
-    return newest_through(cache, last)

@@ -17,7 +17,7 @@ from ctxcache.errors import InvariantError
 from ctxcache.jit import njit_in_place, njit_inlined, njit_part
 from ctxcache.manager import layout as c
 from ctxcache.manager.layout import CacheArrays
-from ctxcache.manager.lru import join_draft_page, leave_draft_page
+from ctxcache.manager.lru import join_draft_page, leave_draft_page, mark_evictable
 from ctxcache.manager.pools import hold, let_go
 
 
@@ -110,6 +110,34 @@ def detach_pairs(cache: CacheArrays, record: int) -> None:
 
 
 @njit_in_place
+def give_up_last_pair(cache: CacheArrays, record: int) -> None:
+    """Shorten a record's draft path by a block, and let go of that block's draft page.
+
+    The page of the block before was kept for both at the block itself. It is the record's own now, and the other records'
+    that need it there still.
+    """
+    block, page = last_paired_block(cache.node, cache.record, record), cache.record[c.LAST_DRAFT_PAGE, record]
+    leave_draft_page(cache.state, cache.resource, cache.record, record)
+    cache.record[c.NUM_PAIRED_BLOCKS, record] -= 1
+    cache.node[c.PAIR_COUNT, block] -= 1
+    if cache.node[c.PAIR_COUNT, block] < 0:
+        raise InvariantError("a block's draft page is needed less often than never")
+    let_go(cache, c.DRAFT, page)
+    before = cache.node[c.PAIR_PAGE, block]
+    if before >= 0:
+        at, parent = cache.state[c.OFFSET + c.DRAFT] + before, _parent_of(cache.node, block)
+        if cache.node[c.PAIR_COUNT, block] == 0:
+            cache.node[c.PAIR_PAGE, block] = -1
+        else:
+            cache.resource[c.CACHE_REFS, at] += 1
+            cache.node[c.PAIR_COUNT, parent] += 1
+        join_draft_page(cache.state, cache.resource, cache.record, record, before)
+    if (before >= 0) != (cache.record[c.NUM_PAIRED_BLOCKS, record] > 0):
+        raise InvariantError("a draft path is not as long as its record counts")
+    mark_evictable(cache, c.DRAFT, record)
+
+
+@njit_in_place
 def write_draft_path(cache: CacheArrays, record: int, path: Int32s) -> None:
     """Fill `path` with the record's draft pages; it is as long as the record's draft path."""
     if path.size == 0:
@@ -119,45 +147,3 @@ def write_draft_path(cache: CacheArrays, record: int, path: Int32s) -> None:
     for i in range(path.size - 2, -1, -1):
         path[i] = cache.node[c.PAIR_PAGE, block]
         block = _parent_of(cache.node, block)
-
-
-@njit_part
-def newest_paired_through(cache: CacheArrays, block: int, depth: int) -> int:
-    """Return the record made last of those that pair `block`, the last of `depth` blocks. There must be one.
-
-    Mostly that is the newest record through the block. Where a base-only record is newer, the part of the tree below
-    that is paired is searched, without the branches that hold nothing newer than what was found.
-    """
-    newest = cache.node[c.NEWEST, block]
-    if newest >= 0 and cache.record[c.NUM_PAIRED_BLOCKS, newest] >= depth:
-        return int(newest)
-    best = _newest_pairing_ending_at(cache, block, depth, -1)
-    at = cache.node[c.FIRST_CHILD, block]
-    while at >= 0:
-        newest = cache.node[c.NEWEST, at]
-        hopeless = best >= 0 and newest >= 0 and cache.serial[newest] < cache.serial[best]
-        below = -1
-        if not hopeless:
-            # A record may end below with a draft path that ends at or after `block`, whatever lies between.
-            best = _newest_pairing_ending_at(cache, at, depth, best)
-            below = cache.node[c.FIRST_CHILD, at]
-        while below < 0 and at != block:
-            below = cache.node[c.NEXT_SIBLING, at]
-            if below < 0:
-                at = cache.node[c.PARENT, at]
-        if at == block:
-            break
-        at = below
-    return int(best)
-
-
-@njit_part
-def _newest_pairing_ending_at(cache: CacheArrays, block: int, depth: int, best: int) -> int:
-    record = cache.resource[c.FIRST_RECORD, block]
-    while record >= 0:
-        if cache.record[c.NUM_PAIRED_BLOCKS, record] >= depth and (
-            best < 0 or cache.serial[record] > cache.serial[best]
-        ):
-            best = record
-        record = cache.record[c.NEXT_AT_ENDPOINT, record]
-    return int(best)

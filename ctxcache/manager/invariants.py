@@ -1,6 +1,6 @@
 """The five invariants of the manager, checked in full from first principles: what is cached is recomputed from records.
 
-Slow on purpose and plain Python, for tests and for `recover()`: it must not share the fast code's assumptions.
+What `soundness` finds unsound is gone through once more in plain Python, slowly, to say what it is.
 """
 
 from __future__ import annotations
@@ -14,22 +14,35 @@ from ctxcache.manager.bitset import members
 from ctxcache.manager.block_index import find, ids_in
 from ctxcache.manager.layout import CacheArrays, LeaseArrays
 from ctxcache.manager.lru import is_evictable, oldest_evictable
+from ctxcache.manager.soundness import is_sound
 
 _KIND_NAMES = ("base KV page", "draft KV page", "recurrent snapshot", "partial-KV snapshot")
 
 
 def check_invariants(cache: CacheArrays, leases: LeaseArrays) -> None:
-    """Raise `InvariantError` for the first invariant that does not hold."""
-    records = _check_order(cache)
+    """Raise `InvariantError` for the first invariant that does not hold. What is sound is found so in compiled code."""
+    try:
+        sound = is_sound(cache, leases)
+    except InvariantError:  # a search without an end: what leads there has a name below
+        sound = False
+    if not sound:
+        name_what_is_broken(cache, leases)
+        raise InvariantError("the manager's memory is not sound, and it could not be told where; please report this")
+
+
+def name_what_is_broken(cache: CacheArrays, leases: LeaseArrays) -> None:
+    """Raise `InvariantError` for the first invariant that does not hold, in plain Python."""
+    entries = _check_order(cache)
+    records = [entry for entry in entries if cache.serial[entry] > 0]
     paths = {record: _path(cache, cache.record[c.ENDPOINT, record]) for record in records}
     cached = _expected_cached(cache, paths)
     _check_index(cache, paths)
     _check_tree(cache)
     _check_pairs(cache, paths)
-    _check_endpoints(cache, records)
+    _check_endpoints(cache, entries)
+    _check_entries(cache, entries)
     _check_pools(cache, leases, cached)
-    _check_recency(cache, records)
-    _check_newest(cache, paths)
+    _check_recency(cache, entries)
 
 
 def _require(holds: Any, message: str) -> None:
@@ -47,22 +60,23 @@ def _path(cache: CacheArrays, block: int) -> list[int]:
 
 
 def _check_order(cache: CacheArrays) -> list[int]:
-    """Invariant 4: the LRU order holds every record once."""
+    """Invariant 4: the LRU order holds every record and every mark once."""
     order: list[int] = []
     record, before, used = int(cache.state[c.OLDEST_RECORD]), -1, -1
+    alive = int((cache.serial != 0).sum())
     while record >= 0:
-        _require(len(order) < cache.state[c.NUM_RECORDS], "the LRU order is longer than there are records")
+        _require(len(order) < alive, "the LRU order is longer than there are records")
         _require(cache.record[c.OLDER, record] == before, f"record {record} does not know its older neighbour")
-        _require(cache.serial[record] > 0, f"record {record} of the LRU order is dead")
+        _require(cache.serial[record] != 0, f"record {record} of the LRU order is dead")
         _require(cache.record[c.RECENCY_PLACE, record] > used, f"record {record} was used before its older neighbour")
         used = int(cache.record[c.RECENCY_PLACE, record])
         order.append(record)
         before, record = record, int(cache.record[c.NEWER, record])
     _require(cache.state[c.NEWEST_RECORD] == before, "the LRU order does not end at the newest record")
-    _require(len(order) == cache.state[c.NUM_RECORDS], "the LRU order does not hold every record")
-    _require(len(order) <= cache.state[c.MAX_RECORDS], "there are more records than the limit")
-    alive = int((cache.serial > 0).sum())
     _require(alive == len(order), f"{alive} records live, {len(order)} are in the LRU order")
+    num_records = int((cache.serial > 0).sum())
+    _require(num_records == cache.state[c.NUM_RECORDS], "the number of records is wrong")
+    _require(num_records <= cache.state[c.MAX_RECORDS], "there are more records than the limit")
     return order
 
 
@@ -135,6 +149,24 @@ def _check_tree(cache: CacheArrays) -> None:
             _require(listed == count, f"block {block} lists {listed} of {count} children")
 
 
+def _check_entries(cache: CacheArrays, entries: list[int]) -> None:
+    """Where blocks are used one by one: an entry ends wherever paths part, and knows the one above it."""
+    if cache.state[c.HAS_CHECKPOINTS]:
+        return
+    for block in ids_in(cache.slot):
+        child = int(cache.node[c.FIRST_CHILD, block])
+        forks = child >= 0 and cache.node[c.NEXT_SIBLING, child] >= 0
+        _require(
+            not forks or cache.resource[c.FIRST_RECORD, block] >= 0, f"no entry ends at block {block}, where paths part"
+        )
+    for entry in entries:
+        above = int(cache.node[c.PARENT, cache.record[c.ENDPOINT, entry]])
+        while above >= 0 and cache.resource[c.FIRST_RECORD, above] < 0:
+            above = int(cache.node[c.PARENT, above])
+        known = int(cache.resource[c.FIRST_RECORD, above]) if above >= 0 else -1
+        _require(cache.record[c.ABOVE, entry] == known, f"entry {entry} does not know the one above it")
+
+
 def _check_pairs(cache: CacheArrays, paths: dict[int, list[int]]) -> None:
     if not cache.state[c.HAS_PAIRS]:
         return
@@ -158,7 +190,8 @@ def _check_endpoints(cache: CacheArrays, records: list[int]) -> None:
     """Invariant 4: the record maps agree with each other."""
     listed: list[int] = []
     heads = [(block, int(cache.resource[c.FIRST_RECORD, block])) for block in range(len(cache.key))]
-    for endpoint, head in [*heads, (-1, int(cache.state[c.ROOT_RECORD]))]:
+    anchors = [(-1, head) for head in ids_in(cache.anchor_slot)]
+    for endpoint, head in [*heads, *anchors, (-1, int(cache.state[c.ROOT_RECORD]))]:
         record = head
         while record >= 0:
             _require(cache.record[c.ENDPOINT, record] == endpoint, f"record {record} is listed at block {endpoint}")
@@ -229,22 +262,17 @@ def _check_recency(cache: CacheArrays, records: list[int]) -> None:
         _require(
             cache.recency[cache.record[c.RECENCY_PLACE, record]] == record, f"record {record} does not know its place"
         )
-    for kind in range(cache.evictable.shape[0]):
-        marked = [int(cache.recency[place]) for place in members(cache.evictable[kind], int(cache.state[c.FIRST_LEAF]))]
+    leaf = int(cache.state[c.FIRST_LEAF])
+    marked = [int(cache.recency[place]) for place in members(cache.evictable[-1], leaf)]
+    _require(
+        marked == [record for record in records if cache.serial[record] > 0],
+        "other entries are noted as records than are",
+    )
+    for kind in range(cache.evictable.shape[0] - 1):
+        marked = [int(cache.recency[place]) for place in members(cache.evictable[kind], leaf)]
         evictable = {record for record in records if is_evictable(cache, kind, record)}
         _require(set(marked) == evictable, f"records {sorted(evictable ^ set(marked))} are marked as evictable wrongly")
         _require(
             not marked or cache.recency[oldest_evictable(cache, kind)] == marked[0],
             "another record is the oldest evictable one",
         )
-
-
-def _check_newest(cache: CacheArrays, paths: dict[int, list[int]]) -> None:
-    newest: dict[int, int] = {}
-    for record, path in paths.items():
-        for block in path:
-            if block not in newest or cache.serial[record] > cache.serial[newest[block]]:
-                newest[block] = record
-    for block, record in newest.items():
-        noted = int(cache.node[c.NEWEST, block])
-        _require(noted in {-1, record}, f"block {block} takes record {noted} for its newest, which is {record}")

@@ -29,10 +29,9 @@ RESOURCE_KIND = {
 
 # Rows of `CacheArrays.node`, by base page id. The last two exist only where drafts are paired.
 PARENT, FIRST_CHILD, NEXT_SIBLING, PREVIOUS_SIBLING = range(4)
-NEWEST = 4  # the record made last of those whose path holds the block; negative: to be found out again
-PAIR_PAGE = 5  # draft page of the *parent's* block, computed with this block as successor
-PAIR_COUNT = 6  # children with a PAIR_PAGE, plus records whose draft path ends at this block
-NUM_NODE_ROWS, NUM_PAIRED_NODE_ROWS = 5, 7
+PAIR_PAGE = 4  # draft page of the *parent's* block, computed with this block as successor
+PAIR_COUNT = 5  # children with a PAIR_PAGE, plus records whose draft path ends at this block
+NUM_NODE_ROWS, NUM_PAIRED_NODE_ROWS = 4, 6
 
 # Rows of `CacheArrays.resource`. A pool's entries begin at `state[OFFSET + kind]`; base pages begin at 0.
 LEASE_REFS = 0  # leases that hold it
@@ -43,16 +42,21 @@ FIRST_RECORD = (
 FREE_STACK = 3  # per pool: ids that nobody holds, the next one to give last
 NUM_RESOURCE_ROWS = 4
 
-# Rows of `CacheArrays.record`. Kinds without checkpoints and drafts have the first four only.
+# Rows of `CacheArrays.record`. Kinds without checkpoints and drafts have the first six only.
 ENDPOINT = 0  # last block of the base path
 OLDER, NEWER = 1, 2  # neighbours in LRU order; NEWER also chains free records
 RECENCY_PLACE = 3  # its place in `CacheArrays.recency`
-NUM_BLOCKS = 4  # of the base path, which ends at ENDPOINT: known, so that a draft path's end is found from there
-NUM_PAIRED_BLOCKS, LAST_DRAFT_PAGE = 5, 6  # of the draft path: how long, and its last page
-EXACT_LENGTH = 7  # of a checkpoint in tokens; 0: none
-RECURRENT_SLOT, PARTIAL_SLOT = 8, 9  # next to each other, as their kinds are
-NEXT_AT_ENDPOINT, PREVIOUS_AT_ENDPOINT, NEXT_AT_DRAFT, PREVIOUS_AT_DRAFT = 10, 11, 12, 13
-NUM_PLAIN_RECORD_ROWS, NUM_RECORD_ROWS = 4, 14
+SHORTENED_IN = 4  # the eviction (`state[EVICTION]`) that shortened it last
+ABOVE = 5  # without checkpoints: the next entry on the way to the first block
+NUM_BLOCKS = 6  # of the base path, which ends at ENDPOINT: known, so that a draft path's end is found from there
+NUM_PAIRED_BLOCKS, LAST_DRAFT_PAGE = 7, 8  # of the draft path: how long, and its last page
+EXACT_LENGTH = 9  # of a checkpoint in tokens; 0: none
+RECURRENT_SLOT, PARTIAL_SLOT = 10, 11  # next to each other, as their kinds are
+NEXT_AT_ENDPOINT, PREVIOUS_AT_ENDPOINT, NEXT_AT_DRAFT, PREVIOUS_AT_DRAFT = 12, 13, 14, 15
+NUM_PLAIN_RECORD_ROWS, NUM_RECORD_ROWS = 6, 16
+
+IS_MARK = -1
+"""Serial of an entry that is no record: it only keeps the last use of the blocks before it apart. See `lru`."""
 
 # Entries of `CacheArrays.state`. The first groups have one entry per kind of resource.
 # IDLE resources are cached and not leased: with the FREE ones all that a demand can be met from.
@@ -82,9 +86,11 @@ FREE, IDLE, CAPACITY, OFFSET, RECLAIMED = (NUM_RESOURCE_KINDS * i for i in range
     REFUSED,
     PAIRED_COMMITS,
     EVICTED,
+    SHORTENED,
+    EVICTION,  # number of the eviction that is under way, or was last
     NUM_STRADDLING,
-) = range(NUM_RESOURCE_KINDS * 5, NUM_RESOURCE_KINDS * 5 + 25)
-NUM_STATE_ENTRIES = NUM_RESOURCE_KINDS * 5 + 25
+) = range(NUM_RESOURCE_KINDS * 5, NUM_RESOURCE_KINDS * 5 + 27)
+NUM_STATE_ENTRIES = NUM_RESOURCE_KINDS * 5 + 27
 
 # Rows of `LeaseArrays.fields`, by lease row.
 GENERATION, LIVE, NUM_BASE, NUM_DRAFT, PAIRED = range(5)  # PAIRED: runs a paired draft
@@ -96,7 +102,12 @@ KNOWN = 11  # full blocks whose identity is settled: reused or published, with `
 CHECKPOINTS_ALLOWED = 12
 LEASE_MARK = 13  # `state[MARK]` of the last batch call that named the row; also chains free rows
 STRADDLES = 14  # 1: it has published behind blocks whose canonical pages are others'; `state[NUM_STRADDLING]` counts
-NUM_LEASE_ROWS = 15
+STARTED_FROM, STARTED_SERIAL = 15, 16  # checkpoint that it was restored from; a serial is kept modulo `MODULUS`
+OWN_RECORD, OWN_SERIAL = 17, 18  # without checkpoints: the record that it has made last
+NUM_LEASE_ROWS = 19
+
+MODULUS = 1 << 30
+"""Counts that are kept in an int32 begin again here."""
 
 GHOSTS = 4096
 """Entries of the direct-mapped memory of lately evicted keys."""
@@ -109,7 +120,8 @@ _INITIAL_LEASES, _INITIAL_LEASE_PAGES = 16, 16
 class CacheArrays(NamedTuple):
     """All that the cache knows; see the row names above.
 
-    `N` base pages, `R` records at most (one more than the limit: a record is made before the oldest goes). The rows of
+    `N` base pages, `R` entries at most: with checkpoints one more than the limit of records (one is made before the oldest
+    goes), else one for every block, for there are marks too. The rows of
     `node`, `resource` and `record` lie side by side in memory: what is known of one block or record is in one or two cache
     lines, and the next one to evict is seldom near the last.
     """
@@ -117,16 +129,17 @@ class CacheArrays(NamedTuple):
     state: Int64s
     key: Words  # [N, 2] key of each indexed block, and of each known block of a lease, (hi, lo)
     slot: Int32s  # open addressing: block by key; see `ctxcache.manager.block_index`
-    node: Int32s  # [5 or 7, N] the tree of blocks
+    node: Int32s  # [4 or 6, N] the tree of blocks
     resource: Int32s  # [4, all resources] holds, and the pools' free stacks
-    record: Int32s  # [4 or 14, R]
-    serial: Int64s  # [R] number of the publication that made each record; 0: no record
-    recency: Int32s  # records by last use, the oldest first, with gaps (-1); see `ctxcache.manager.lru`
+    record: Int32s  # [6 or 16, R]
+    serial: Int64s  # [R] number of the publication that made each record; IS_MARK: a mark; 0: unused
+    recency: Int32s  # entries by last use, the oldest first, with gaps (-1); see `ctxcache.manager.lru`
     evictable: (
-        Words  # [1 or 4, words] per kind the places in `recency` of records that free one; `ctxcache.manager.bitset`
+        Words  # [2 or 5, words] per kind the places in `recency` of records that free one, last those of all records
     )
     exact_key: Words  # [R or 0, 4] of each checkpoint: exact-prefix digest, and key of its last full block
     exact_slot: Int32s  # open addressing: record by exact-prefix digest
+    anchor_slot: Int32s  # without pages, open addressing: of the records with one last full block the first, by its key
     ghost: Words  # [GHOSTS] low word of lately evicted keys, at index `low word % GHOSTS`
 
 
@@ -136,7 +149,7 @@ class LeaseArrays(NamedTuple):
     The pages of a row are `base_pages[row, :NUM_BASE]` and `draft_pages[row, :NUM_DRAFT]`, in logical order.
     """
 
-    fields: Int32s  # [15, A]
+    fields: Int32s  # [19, A]
     base_pages: Int32s  # [A, width]
     draft_pages: Int32s  # [A, width]
 
@@ -146,7 +159,7 @@ def allocate_cache(traits: DeploymentTraits, capacities: tuple[int, int, int, in
     num_pages, _, num_recurrent, _ = capacities
     checkpoints, pairs = traits.has_checkpoints, traits.has_pairs
     extended = checkpoints or pairs
-    num_records = min(max_records, num_recurrent if checkpoints else num_pages) + 1
+    num_records = (min(max_records, num_recurrent) if checkpoints else num_pages) + 1
     num_exact = num_records if checkpoints else 0
     places = num_places(num_records)
     cache = CacheArrays(
@@ -158,9 +171,10 @@ def allocate_cache(traits: DeploymentTraits, capacities: tuple[int, int, int, in
         record=_side_by_side(NUM_RECORD_ROWS if extended else NUM_PLAIN_RECORD_ROWS, num_records),
         serial=np.zeros(num_records, np.int64),
         recency=np.full(places, -1, np.int32),
-        evictable=allocate_bits(NUM_RESOURCE_KINDS if extended else 1, places),
+        evictable=allocate_bits(1 + (NUM_RESOURCE_KINDS if extended else 1), places),
         exact_key=np.zeros((num_exact, 4), np.uint64),
         exact_slot=_empty_slots(num_exact),
+        anchor_slot=_empty_slots(0 if traits.has_pages else num_exact),
         ghost=np.zeros(GHOSTS, np.uint64),
     )
     if pairs:

@@ -1,6 +1,19 @@
 """Published endpoints: their LRU order, and for each kind of resource which of them free one at once when evicted.
 
-Each use of a record takes the next place of `CacheArrays.recency`, and leaves a gap where the record was. So the order of
+The entries of the order are *records*, and without checkpoints *marks* too. Recency is kept a block, but not written down
+a block: an entry stands for the blocks from its end down to the next entry's end,
+
+    first block ... [ blocks of entry a ] a [ blocks of entry b ] b ... [ blocks of a record ] end
+
+which were all used last when its end was. For every use goes from the first block down to some block, and that one becomes
+an entry (a mark, where no record ends there); so does a block at which a second path leaves. Hence a use of one of these
+blocks is a use of them all. A block without children always has a record; marks stand before others only, and are taken
+over by the record whose end comes up to them.
+
+Within one use, what lies deeper counts as more recent. That decides which of two records on one path a limit on records
+takes first (the inner one, with which no block goes), and nothing else: of one path, only the end can be evicted.
+
+Each use of an entry takes the next place of `CacheArrays.recency`, and leaves a gap where the record was. So the order of
 places is the order of use; the evictable records of a kind are a set of places, and the least of them is the next to go.
 Places do not run out: with every use a sweep moves a few records down into the gaps, keeping their order, and when it has
 come to the end, the order ends where it has moved the last one.
@@ -25,22 +38,26 @@ _SWEEP = 4
 
 
 @njit_part
-def new_record(cache: CacheArrays, endpoint: int) -> int:
-    """Make a record, the most recently used, that ends at `endpoint` (-1: before the first full block)."""
+def new_mark(cache: CacheArrays, endpoint: int) -> int:
+    """Make an entry, the most recently used, that ends at `endpoint` (-1: before the first full block). It is no record yet."""
     state = cache.state
     made = state[c.FREE_RECORD]
     if made < 0 or cache.serial[made] != 0:
         raise InvariantError("a record is made without a free one")
     _sweep(cache)
     state[c.FREE_RECORD] = cache.record[c.NEWER, made]
-    state[c.NUM_RECORDS] += 1
-    state[c.LAST_SERIAL] += 1
-    cache.serial[made] = state[c.LAST_SERIAL]
+    cache.serial[made] = c.IS_MARK
     cache.record[c.ENDPOINT, made] = endpoint
+    cache.record[c.SHORTENED_IN, made] = 0
+    cache.record[c.ABOVE, made] = -1
     _link_newest(cache, made)
     # The list of records that end at one block, or before the first one, begins with it.
+    # Where no blocks are indexed, there is a list for every last full block instead; see `checkpoints`.
     first = cache.resource[c.FIRST_RECORD, endpoint] if endpoint >= 0 else state[c.ROOT_RECORD]
+    if cache.key.shape[0] == 0:
+        first = -1
     if state[c.EXTENDED_RECORDS]:
+        cache.record[c.NUM_PAIRED_BLOCKS, made] = 0
         cache.record[c.NEXT_AT_ENDPOINT, made] = first
         cache.record[c.PREVIOUS_AT_ENDPOINT, made] = -1
         if first >= 0:
@@ -51,26 +68,68 @@ def new_record(cache: CacheArrays, endpoint: int) -> int:
         mark_evictable(cache, c.BASE, made)
         if first >= 0:
             mark_evictable(cache, c.BASE, first)
-    else:
+    elif cache.key.shape[0] > 0:
         state[c.ROOT_RECORD] = made
     return int(made)
 
 
+@njit_in_place
+def make_record(cache: CacheArrays, entry: int) -> None:
+    """Make a mark a record."""
+    state = cache.state
+    if cache.serial[entry] != c.IS_MARK:
+        raise InvariantError("what is no mark becomes a record")
+    state[c.NUM_RECORDS] += 1
+    state[c.LAST_SERIAL] += 1
+    cache.serial[entry] = state[c.LAST_SERIAL]
+    add(cache.evictable[cache.evictable.shape[0] - 1], state[c.FIRST_LEAF], _place_of(cache, entry))
+
+
+@njit_in_place
+def make_mark(cache: CacheArrays, entry: int) -> None:
+    """Make a record a mark: others stand on its blocks."""
+    if cache.serial[entry] <= 0:
+        raise InvariantError("what is no record becomes a mark")
+    cache.state[c.NUM_RECORDS] -= 1
+    cache.serial[entry] = c.IS_MARK
+    discard(cache.evictable[cache.evictable.shape[0] - 1], cache.state[c.FIRST_LEAF], _place_of(cache, entry))
+
+
 @njit_inlined
-def drop_record(cache: CacheArrays, gone: int) -> None:
-    """Take a record out of the LRU order and give its row back. It must have left its endpoint before, and be evictable no more."""
+def drop_entry(cache: CacheArrays, gone: int) -> None:
+    """Take an entry out of the LRU order and give its row back. It must have left its endpoint before, and be evictable no more."""
     state, record = cache.state, cache.record
+    state[c.NUM_RECORDS] -= cache.serial[gone] > 0
     _unlink(cache, gone)
     cache.serial[gone] = 0
     record[c.ENDPOINT, gone] = -1
     record[c.NEWER, gone] = state[c.FREE_RECORD]
     state[c.FREE_RECORD] = gone
-    state[c.NUM_RECORDS] -= 1
+
+
+@njit_in_place
+def take_over(cache: CacheArrays, record: int, mark: int) -> None:
+    """Let a record whose end has come up to a mark have the mark's end, and its place in the order. The mark is gone."""
+    if cache.serial[mark] != c.IS_MARK or cache.serial[record] <= 0:
+        raise InvariantError("a record takes over what is no mark")
+    place, end = _place_of(cache, mark), cache.record[c.ENDPOINT, mark]
+    forget_evictable(cache, record)
+    forget_evictable(cache, mark)
+    _unlink(cache, record)
+    older, newer = cache.record[c.OLDER, mark], cache.record[c.NEWER, mark]
+    cache.record[c.ABOVE, record] = cache.record[c.ABOVE, mark]
+    drop_entry(cache, mark)
+    _link(cache, record, older, newer, place)
+    cache.record[c.ENDPOINT, record] = end
+    cache.resource[c.FIRST_RECORD, end] = record
+    add(cache.evictable[cache.evictable.shape[0] - 1], cache.state[c.FIRST_LEAF], place)
+    for kind in range(cache.evictable.shape[0] - 1):
+        mark_evictable(cache, kind, record)
 
 
 @njit_in_place
 def touch(cache: CacheArrays, used: int) -> None:
-    """Make a record the most recently used."""
+    """Make an entry the most recently used."""
     if used < 0 or cache.serial[used] == 0:
         raise InvariantError("a record that is not there is used")
     _sweep(cache)  # first: nothing may move into the gap while the marks are still there
@@ -79,6 +138,42 @@ def touch(cache: CacheArrays, used: int) -> None:
     _link_newest(cache, used)
     for kind in range(cache.evictable.shape[0]):
         _move_mark(cache.evictable[kind], leaf, before, cache.record[c.RECENCY_PLACE, used])
+
+
+@njit_part
+def keep_apart(cache: CacheArrays, block: int) -> None:
+    """Let an entry end at a block: what lies behind it will not be used with it, or paths are about to part there."""
+    node, first_record, above = cache.node, cache.resource[c.FIRST_RECORD], cache.record[c.ABOVE]
+    if first_record[block] >= 0:
+        return
+    # It lies amid the blocks of the entry below it, of which it takes the upper part.
+    below = node[c.FIRST_CHILD, block]
+    left = node.shape[1]
+    while below >= 0 and first_record[below] < 0 and left > 0:
+        below = node[c.FIRST_CHILD, below]
+        left -= 1
+    if below < 0 or left == 0:
+        raise InvariantError("no entry ends behind a block")
+    made = new_mark(cache, block)
+    above[made] = above[first_record[below]]
+    above[first_record[below]] = made
+
+
+@njit_part
+def use_path_to(cache: CacheArrays, entry: int) -> None:
+    """Make the entries on the path to one the most recently used, the one itself last."""
+    above = cache.record[c.ABOVE]
+    # Upwards every link is turned round, so that the way down is known; downwards they are turned back.
+    below, at, num_entries = -1, entry, 0
+    while at >= 0:
+        above[at], below, at = below, at, above[at]
+        num_entries += 1
+    if below == entry and num_entries > 1:  # links in a circle lead back to where one began
+        raise InvariantError("an entry is its own ancestor")
+    at, over = below, -1
+    while at >= 0:
+        above[at], over, at = over, at, above[at]
+        touch(cache, over)
 
 
 @njit_inlined
@@ -180,6 +275,13 @@ def forget_evictable(cache: CacheArrays, gone: int) -> None:
 
 
 @njit_inlined
+def oldest_record(cache: CacheArrays) -> int:
+    """Return the least recently used record. -1: there is none."""
+    place = oldest_evictable(cache, cache.evictable.shape[0] - 1)
+    return int(cache.recency[place]) if place >= 0 else -1
+
+
+@njit_inlined
 def oldest_evictable(cache: CacheArrays, kind: int) -> int:
     """Return the place in the LRU order of the least recently used evictable record. -1: there is none."""
     place = least(cache.evictable[kind], cache.state[c.FIRST_LEAF])
@@ -190,19 +292,25 @@ def oldest_evictable(cache: CacheArrays, kind: int) -> int:
 
 @njit_part
 def _link_newest(cache: CacheArrays, used: int) -> None:
+    _link(cache, used, cache.state[c.NEWEST_RECORD], -1, cache.state[c.RECENCY_END])
+    cache.state[c.RECENCY_END] += 1
+
+
+@njit_part
+def _link(cache: CacheArrays, used: int, older: int, newer: int, place: int) -> None:
     state, record = cache.state, cache.record
-    place = state[c.RECENCY_END]
-    last = state[c.NEWEST_RECORD]
-    record[c.OLDER, used] = last
-    record[c.NEWER, used] = -1
-    if last >= 0:
-        record[c.NEWER, last] = used
+    record[c.OLDER, used] = older
+    record[c.NEWER, used] = newer
+    if older >= 0:
+        record[c.NEWER, older] = used
     else:
         state[c.OLDEST_RECORD] = used
-    state[c.NEWEST_RECORD] = used
+    if newer >= 0:
+        record[c.OLDER, newer] = used
+    else:
+        state[c.NEWEST_RECORD] = used
     cache.recency[place] = used
     record[c.RECENCY_PLACE, used] = place
-    state[c.RECENCY_END] = place + 1
 
 
 @njit_inlined

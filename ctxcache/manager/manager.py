@@ -5,7 +5,7 @@ No Python object exists per block, record or batch row: compiled code works on a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,14 @@ from ctxcache.manager.eviction import evict_beyond
 from ctxcache.manager.invariants import check_invariants
 from ctxcache.manager.layout import allocate_cache
 from ctxcache.manager.lease_table import LeaseTable, drop_slots, release_lease
-from ctxcache.manager.planning import candidate_lengths, make_plan, match_input, read_request
+from ctxcache.manager.planning import (
+    PlanRequest,
+    candidate_lengths,
+    longest_checkpoint,
+    make_plan,
+    match_input,
+    read_request,
+)
 from ctxcache.manager.publish import publish_blocks
 from ctxcache.manager.record_views import RecordViews
 from ctxcache.manager.results import (
@@ -47,14 +54,23 @@ class ContextCacheManager:
 
     - A fresh pool gives its lowest id first; what was returned last is given first. A lease's release returns its last
       page first, base before draft, then its restored slots, then its reserved slots.
-    - An evicted record lets go of its base path from the endpoint upwards, as far as nothing else needs the blocks (a
-      block is needed while it has a child or a record ends at it); then of its draft path, last page first; then of
-      its recurrent and its partial-KV slot. What no lease holds returns to its pool in that order.
-    - While a demand is lacking something: the least recently used record goes whose eviction alone would free a resource
-      of a lacking kind at once; where there is none, the least recently used one whose base or draft path holds, in a
-      lacking kind, a page that no lease holds. A demand is feasible when in every kind free plus cached-and-unleased
-      resources reach it (those that the plan itself will share do not count as unleased); an infeasible one evicts
-      nothing.
+    - A hit is a use of every block that matched, a publication of every block up to its end. A record is as recent as its
+      end block; of records last used at once, the deeper one is the more recent.
+    - Without checkpoints, blocks go one by one, as many as base pages are lacking: of the blocks without children that no
+      lease pins, the least recently used one. The record that ended there ends at the block before; it is gone where
+      another one ends there, where other blocks follow that one, and where there is none. Where no block can go so, the
+      least recently used block without children that stands behind an unleased one leaves the index; its page stays its
+      leases'. A block takes along its record's draft page. Where draft pages alone are lacking, they go alone: the last one
+      of the least recently used record whose last one nothing else holds; where there is none, of the least recently used
+      record with an unleased one. A record that goes beyond `max_records` goes with its blocks down to the next record's end
+      or fork, and with none of them where other blocks stand on its end.
+    - With checkpoints, records go whole: the least recently used one whose eviction alone would free a resource of a lacking
+      kind at once; where there is none, the least recently used one whose base or draft path holds, in a lacking kind, a
+      page that no lease holds. It lets go of its base path from the endpoint upwards, as far as nothing else needs the
+      blocks (a block is needed while it has a child or a record ends at it); then of its draft path, last page first; then
+      of its recurrent and its partial-KV slot. What no lease holds returns to its pool in that order.
+    - A demand is feasible when in every kind free plus cached-and-unleased resources reach it (those that the plan itself
+      will share do not count as unleased); an infeasible one evicts nothing.
     - Draft KV at the end of a block depends on the token that follows. So a draft page belongs to a block *and* the block
       that follows it: two records that share blocks 0..i+1 share the draft pages of 0..i; the draft page of a record's
       last paired block is the record's own choice (its publisher's page).
@@ -166,9 +182,31 @@ class ContextCacheManager:
         Raises:
             ContractError: as `plan`; a kind without recurrent layers.
         """
+        return candidate_lengths(self._cache, self._checkpoint_request(keys, num_tokens))
+
+    def longest_checkpoint(
+        self, keys: NDArray[np.uint64], num_tokens: int, exact_keys_behind: Callable[[int], NDArray[np.uint64]]
+    ) -> HybridCheckpointKey | None:
+        """Return the exact key of the longest checkpoint that this input can start from, for `plan`; `None`: there is none.
+
+        Reads only. Costs the matched blocks (without pages, all blocks), and a probe for each length behind a block where
+        some checkpoint ends, whoever's it is: however many end there, and however many others are cached.
+
+        Args:
+            keys: as in `plan`.
+            num_tokens: as in `plan`.
+            exact_keys_behind: called with a number of full blocks, returns `uint64[k, 2]`, the exact keys of the input's
+                first `blocks * P + i` tokens in row i, up to `P` or the input's end.
+
+        Raises:
+            ContractError: as `plan`; a kind without recurrent layers.
+        """
+        return longest_checkpoint(self._cache, self._checkpoint_request(keys, num_tokens), exact_keys_behind)
+
+    def _checkpoint_request(self, keys: NDArray[np.uint64], num_tokens: int) -> PlanRequest:
         if not self._traits.has_checkpoints:
             raise ContractError(f"a {self.kind.name} deployment has no checkpoints; plan without exact_keys")
-        return candidate_lengths(self._cache, read_request(self._traits, keys, num_tokens, mode=self._traits.modes[-1]))
+        return read_request(self._traits, keys, num_tokens, mode=self._traits.modes[-1])
 
     def match(
         self,
@@ -191,8 +229,8 @@ class ContextCacheManager:
         `STALE_PLAN`: what matched is no longer all there on the same pages (a longer match does not make a plan stale), or
         the checkpoint to restore was evicted, whether published anew or not.
         `INSUFFICIENT_CAPACITY`: also eviction of everything unleased would not do. In both cases nothing has changed.
-        The record that was hit becomes most recently used: the checkpoint that is restored; else the record that ends at
-        the deepest matched block, else the one made last of those through that block. For EAGLE "matched" means paired.
+        What was hit becomes most recently used: the checkpoint that is restored, else every block that matched, and not what
+        stands behind them. For EAGLE "matched" means paired.
 
         Args:
             plan: what `plan` returned, lately.
@@ -268,24 +306,36 @@ class ContextCacheManager:
         resident_state_length: int,
         *,
         draft_state_length: int = 0,
+        moves_own_record: bool = False,
     ) -> PublishResult:
         """Make the full blocks within `resident_state_length` tokens reusable. Whole or not at all.
 
         Blocks that are indexed already keep their canonical page; the lease's own page stays private to it. Can be called
-        again as the sequence grows.
+        again as the sequence grows, at the cost of the blocks that are new since.
 
         Args:
             lease: a lease of this manager, of an attention-only kind.
             keys: `uint64[b, 2]` of the sequence from its first block, with a row for every published block and for every
-                block that the lease reused or published before. Extra rows are ignored.
+                block that the lease reused or published before. Extra rows are ignored. Of the blocks known before, only
+                the last one's key is compared: it is chained over the others.
             resident_state_length: leading tokens whose state is materialised and complete in the lease's base pages.
             draft_state_length: the same in the lease's draft pages, at most `resident_state_length`; only for EAGLE leases.
+            moves_own_record: publishing further than before, leave one record of this sequence: the one that the lease
+                itself made last goes, uncounted. One that it found stays.
 
         Raises:
             ContractError: no full block; more blocks than pages; keys that differ from those the lease reused or
                 published; keys that are no chain; a released or foreign lease; a kind that publishes checkpoints.
         """
-        return publish_blocks(self._leases, self._records, lease, keys, resident_state_length, draft_state_length)
+        return publish_blocks(
+            self._leases,
+            self._records,
+            lease,
+            keys,
+            resident_state_length,
+            draft_state_length,
+            moves_own_record=moves_own_record,
+        )
 
     def reserve_snapshots(self, lease: CacheRequestLease, exact_length: int) -> HybridSnapshotReservation | None:
         """Take the slots for one capture at `exact_length` tokens, evicting as `acquire` does.
@@ -308,7 +358,8 @@ class ContextCacheManager:
     ) -> PublishResult:
         """Make the captured state at `checkpoint.exact_length` reusable, with the full blocks that it shares.
 
-        A checkpoint already recorded is touched; the reservation then stays the lease's. Otherwise the record holds the
+        The checkpoint that the lease was restored from becomes most recently used with it, right behind it: what many start
+        from outlives each of them. A checkpoint already recorded is touched; the reservation then stays the lease's. Otherwise the record holds the
         reserved slots too. Either way `retire_snapshots` ends the lease's own hold.
 
         Args:
@@ -385,9 +436,8 @@ class ContextCacheManager:
 
     def counters(self) -> ManagerCounters:
         """Return the totals."""
-        committed, existing, refused, paired, evicted = (
-            int(self._state[entry]) for entry in (c.COMMITTED, c.EXISTING, c.REFUSED, c.PAIRED_COMMITS, c.EVICTED)
-        )
+        entries = (c.COMMITTED, c.EXISTING, c.REFUSED, c.PAIRED_COMMITS, c.EVICTED, c.SHORTENED)
+        committed, existing, refused, paired, evicted, shortened = (int(self._state[entry]) for entry in entries)
         base, draft, recurrent, partial = (int(count) for count in self._state[c.RECLAIMED : c.RECLAIMED + 4])
         return ManagerCounters(
             publication_attempts=committed + existing + refused,
@@ -396,6 +446,7 @@ class ContextCacheManager:
             refused_publications=refused,
             spec_pair_publications=paired,
             evicted_records=evicted,
+            shortened_records=shortened,
             reclaimed_base_kv_pages=base,
             reclaimed_draft_kv_pages=draft,
             reclaimed_recurrent_snapshots=recurrent,

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from ctxcache.arguments import Int32s, Words, as_flag, as_integer, as_keys, check_member
 from ctxcache.errors import ContractError
-from ctxcache.ids import ContextCacheExecutionMode, MissReason, ReusePlanKind, SpecReplayMode
+from ctxcache.ids import ContextCacheExecutionMode, Hash128, MissReason, ReusePlanKind, SpecReplayMode
 from ctxcache.jit import njit_in_place
 from ctxcache.manager import layout as c
 from ctxcache.manager.block_index import find_deepest
 from ctxcache.manager.block_tree import write_path
-from ctxcache.manager.checkpoints import check_exact_keys, find_checkpoint, list_lengths
+from ctxcache.manager.checkpoints import check_exact_keys, find_checkpoint, find_longest, list_anchors, list_lengths
 from ctxcache.manager.draft_pages import count_paired, write_draft_path
 from ctxcache.manager.layout import CacheArrays
 from ctxcache.manager.results import HybridCheckpointKey, MatchResult, ReusePlan
@@ -35,7 +35,7 @@ def match_blocks(cache: CacheArrays, keys: Words, num_blocks: int, path: Int32s,
     matched, deepest = find_deepest(cache.key, cache.slot, keys, num_blocks)
     if matched == 0:
         return 0, 0
-    if not write_path(cache.node, deepest, path[:matched]):
+    if write_path(cache.node, deepest, path[:matched]) != -1:
         return -1, 0
     if drafts.size == 0:
         return matched, 0
@@ -306,9 +306,23 @@ def candidate_lengths(cache: CacheArrays, request: PlanRequest) -> Int32s:
     """Return the exact lengths below the input's at which a checkpoint may match, distinct and falling."""
     lengths = np.empty(int(cache.state[c.NUM_RECORDS]), np.int32)
     path = match_shared_blocks(cache, request)
-    tokens_per_page = request.traits.tokens_per_page
-    count = list_lengths(cache, path, request.keys, tokens_per_page, request.num_tokens, lengths)
+    count = list_lengths(cache, path, request.keys, request.num_full_blocks, request.num_tokens, lengths)
     return np.unique(lengths[:count])[::-1]
+
+
+def longest_checkpoint(
+    cache: CacheArrays, request: PlanRequest, exact_keys_behind: Callable[[int], Words]
+) -> HybridCheckpointKey | None:
+    """Return the key of the longest checkpoint that serves an input, hashing only behind blocks where some end."""
+    path, blocks = match_shared_blocks(cache, request), request.num_full_blocks
+    counts = np.empty(blocks + 1, np.int32)
+    for num_blocks in counts[: list_anchors(cache, path, request.keys, blocks, counts)].tolist():
+        digests, first = exact_keys_behind(num_blocks), num_blocks * request.traits.tokens_per_page
+        length = find_longest(cache, digests, first, request.num_tokens, path)
+        if length:
+            high, low = digests[length - first].tolist()
+            return HybridCheckpointKey(Hash128(high, low), length)
+    return None
 
 
 def match_input(cache: CacheArrays, request: PlanRequest) -> MatchResult:

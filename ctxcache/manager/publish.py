@@ -14,18 +14,29 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ctxcache.arguments import Int32s, Words, as_integer, as_keys
+from ctxcache.arguments import Int32s, Words, as_flag, as_integer, as_keys
 from ctxcache.errors import ContractError, InvariantError
 from ctxcache.ids import PublishStatus
 from ctxcache.jit import njit_in_place, njit_part
 from ctxcache.manager import layout as c
 from ctxcache.manager.block_index import find, find_deepest, insert, remove
-from ctxcache.manager.block_tree import link, note_newest, write_path
-from ctxcache.manager.draft_pages import attach_pairs
+from ctxcache.manager.block_tree import link, write_path
+from ctxcache.manager.checkpoints import join_anchor
+from ctxcache.manager.draft_pages import attach_pairs, detach_pairs
 from ctxcache.manager.eviction import evict_beyond
 from ctxcache.manager.layout import CacheArrays, LeaseArrays
 from ctxcache.manager.lease_table import LeaseTable, check_row
-from ctxcache.manager.lru import mark_evictable, new_record, touch
+from ctxcache.manager.lru import (
+    drop_entry,
+    forget_evictable,
+    keep_apart,
+    make_mark,
+    make_record,
+    mark_evictable,
+    new_mark,
+    touch,
+    use_path_to,
+)
 from ctxcache.manager.pools import copy_pages, hold
 from ctxcache.manager.prefetch import fetch_slot
 from ctxcache.manager.record_views import RecordViews
@@ -53,12 +64,14 @@ class Offer(NamedTuple):
         num_blocks: leading full blocks to publish.
         num_draft_blocks: those of them that are paired with draft pages.
         exact_length: of a checkpoint that holds the state there; 0 without one.
+        moves_own: 1 where the record that the lease made before goes.
     """
 
     row: int
     num_blocks: int
     num_draft_blocks: int
     exact_length: int
+    moves_own: int
 
 
 class Publication(NamedTuple):
@@ -76,6 +89,8 @@ def publish_blocks(
     keys: Words,
     resident_state_length: int,
     draft_state_length: int,
+    *,
+    moves_own_record: bool,
 ) -> PublishResult:
     """Publish the full blocks of a lease within so many tokens."""
     traits = table.traits
@@ -93,7 +108,8 @@ def publish_blocks(
     page = traits.tokens_per_page
     if resident < page:
         raise ContractError(f"{resident} resident tokens hold no full block of {page}; publish when there is one")
-    return publish_offer(table, records, keys, Offer(row, resident // page, draft // page, 0), _NO_EXACT)
+    moves = int(as_flag("moves_own_record", moves_own_record))
+    return publish_offer(table, records, keys, Offer(row, resident // page, draft // page, 0, moves), _NO_EXACT)
 
 
 def publish_offer(table: LeaseTable, records: RecordViews, keys: Words, offer: Offer, exact: Words) -> PublishResult:
@@ -108,7 +124,6 @@ def publish_offer(table: LeaseTable, records: RecordViews, keys: Words, offer: O
     return PublishResult(
         status=PublishStatus.EXISTING_RECORD if made.answer == FOUND else PublishStatus.PUBLISHED,
         record=records.view(made.record) if kept else None,
-        canonical_base_pages=path,
         published_full_block_count=int(fields[c.PUBLISHED, offer.row]),
     )
 
@@ -126,7 +141,7 @@ def publish_endpoint(
         exact: exact-prefix digest of a checkpoint, two words, and the key of its last full block (zeros before the
             first), two words; ignored without a checkpoint.
         offered: what is published, an `Offer`.
-        path: `int32[num_blocks]`, receives the canonical pages. Meaningless after a refusal.
+        path: `int32[num_blocks]`, to work in: with checkpoints the canonical pages, else those from the known blocks on.
     """
     offer = Offer(*offered)
     check_row(leases, offer.row)
@@ -148,8 +163,12 @@ def publish_endpoint(
             cache.state[c.EXISTING] += 1
         fields[c.PUBLISHED, row] = max(fields[c.PUBLISHED, row], blocks)
         _note_keys(cache, leases, keys, row, blocks)
-        _note_straddling(cache, leases, row, path, offer.num_draft_blocks)
+        if cache.state[c.HAS_CHECKPOINTS]:
+            _note_straddling(cache, leases, row, path, offer.num_draft_blocks)
         serial = cache.serial[record]
+        started = fields[c.STARTED_FROM, row]
+        if started >= 0 and cache.serial[started] % c.MODULUS == fields[c.STARTED_SERIAL, row]:
+            touch(cache, started)  # what starts there stands on it, and goes before it
         evict_beyond(cache, cache.state[c.MAX_RECORDS])
     return answer, record, serial
 
@@ -164,7 +183,8 @@ def _publish(
     # Is it the lease's to offer?
     if blocks > fields[c.NUM_BASE, row] or draft_blocks > fields[c.NUM_DRAFT, row]:
         return BEYOND_PAGES, -1
-    if not _is_own_prefix(cache.key, keys, leases.base_pages[row, : fields[c.KNOWN, row]]):
+    known = fields[c.KNOWN, row]
+    if known > 0 and not _has_key(cache.key, leases.base_pages[row, known - 1], keys[known - 1]):
         return NOT_OWN_PREFIX, -1
 
     # What stands there already: indexed blocks, and a record at the end.
@@ -178,8 +198,15 @@ def _publish(
             raise InvariantError("a checkpoint is published without reserved slots")
         if standing < 0 and cache.resource[c.CACHE_REFS, cache.state[c.OFFSET + c.RECURRENT] + slot] > 0:
             return SLOT_TAKEN, -1
-    matched, tip = find_deepest(cache.key, cache.slot, keys, blocks)
-    if matched > 0 and not write_path(cache.node, tip, path[:matched]):
+    # Where the last block that the lease knows is still indexed, all before it are: they were looked at when it was new.
+    settled, before = 0, -1
+    if length == 0 and known > 0:
+        settled = min(known, blocks)
+        before = find(cache.key, cache.slot, keys[settled - 1, 0], keys[settled - 1, 1])
+        settled = settled if before >= 0 else 0
+    matched, tip = find_deepest(cache.key, cache.slot, keys[settled:], blocks - settled)
+    matched, tip = settled + matched, tip if matched > 0 else before
+    if write_path(cache.node, tip, path[settled:matched]) != before:
         return NO_CHAIN, -1
     if length == 0 and matched == blocks:
         standing = cache.resource[c.FIRST_RECORD, tip]
@@ -192,32 +219,71 @@ def _publish(
     new_pages = leases.base_pages[row, matched:blocks]
     if not _index_blocks(cache, keys[matched:blocks], new_pages):
         return NO_CHAIN, -1
+    above = -1
+    if length == 0 and tip >= 0:
+        keep_apart(cache, tip)
+        above = cache.resource[c.FIRST_RECORD, tip]
     if matched < blocks:
-        copy_pages(new_pages, path[matched:])
+        if length > 0:
+            copy_pages(new_pages, path[matched:])
         _enter_blocks(cache, new_pages, tip)
         tip = new_pages[blocks - matched - 1]
 
-    # The record at their end.
-    if standing >= 0:
+    # The record at their end, and the use of all this.
+    if length == 0 and matched == blocks:
+        standing = above
+    elif standing < 0:
+        standing = new_mark(cache, tip)
+        cache.record[c.ABOVE, standing] = above
+    if length > 0:
         touch(cache, standing)
-        if draft_blocks > 0 and draft_blocks > cache.record[c.NUM_PAIRED_BLOCKS, standing]:
-            attach_pairs(cache, standing, leases.draft_pages[row, :draft_blocks])
-            return CHANGED, standing
-        return FOUND, standing
-    made = new_record(cache, tip)
-    if cache.state[c.EXTENDED_RECORDS]:
-        _fill_record(cache, leases, made, exact, offer)
-    note_newest(cache.node, tip, made)
-    return MADE, made
+    else:
+        use_path_to(cache, standing)
+    answer = FOUND
+    if cache.serial[standing] == c.IS_MARK:
+        make_record(cache, standing)
+        if cache.state[c.EXTENDED_RECORDS]:
+            _fill_record(cache, leases, standing, exact, offer)
+        answer = MADE
+    elif draft_blocks > 0 and draft_blocks > cache.record[c.NUM_PAIRED_BLOCKS, standing]:
+        attach_pairs(cache, standing, leases.draft_pages[row, :draft_blocks])
+        answer = CHANGED
+    if length == 0:
+        _note_own(cache, fields, offer, answer, standing)
+    return answer, standing
 
 
 @njit_part
-def _is_own_prefix(key: Words, keys: Words, known: Int32s) -> bool:
-    """Whether the known blocks of the lease have the keys that they had: a leased page's key outlives its record."""
-    for i in range(known.size):  # noqa: SIM110 - compiled code has no generators
-        if key[known[i], 1] != keys[i, 1] or key[known[i], 0] != keys[i, 0]:
-            return False
-    return True
+def _note_own(cache: CacheArrays, fields: Int32s, offer: Offer, answer: int, record: int) -> None:
+    """Note the record that a lease has made, and where it moves let go of the one that it made before.
+
+    Where paths part at that one's end, or other entries lie between, it stays as a mark. Else the new record, which is the
+    next one below it, has its blocks too.
+    """
+    own = fields[c.OWN_RECORD, offer.row]
+    if own >= 0 and (own == record or cache.serial[own] % c.MODULUS != fields[c.OWN_SERIAL, offer.row]):
+        own = -1
+    if offer.moves_own and own >= 0 and offer.num_blocks > fields[c.PUBLISHED, offer.row]:
+        if cache.state[c.EXTENDED_RECORDS] and cache.record[c.NUM_PAIRED_BLOCKS, own] > 0:
+            detach_pairs(cache, own)
+            mark_evictable(cache, c.DRAFT, own)
+        make_mark(cache, own)
+        behind = cache.node[c.FIRST_CHILD, cache.record[c.ENDPOINT, own]]
+        if cache.record[c.ABOVE, record] == own and cache.node[c.NEXT_SIBLING, behind] < 0:
+            cache.record[c.ABOVE, record] = cache.record[c.ABOVE, own]
+            cache.resource[c.FIRST_RECORD, cache.record[c.ENDPOINT, own]] = -1
+            forget_evictable(cache, own)
+            drop_entry(cache, own)
+        fields[c.OWN_RECORD, offer.row] = -1
+    if answer == MADE:
+        fields[c.OWN_RECORD, offer.row] = record
+        fields[c.OWN_SERIAL, offer.row] = cache.serial[record] % c.MODULUS
+
+
+@njit_part
+def _has_key(key: Words, page: int, wanted: Words) -> bool:
+    """Whether a page has the key that it had: a leased page's key outlives its record, and names all before it."""
+    return bool(key[page, 1] == wanted[1] and key[page, 0] == wanted[0])
 
 
 @njit_part
@@ -303,6 +369,8 @@ def _fill_record(cache: CacheArrays, leases: LeaseArrays, made: int, exact: Word
         insert(cache.exact_key, cache.exact_slot, made, exact[0], exact[1])
         cache.exact_key[made, 2] = exact[2]
         cache.exact_key[made, 3] = exact[3]
+        if cache.key.shape[0] == 0:
+            join_anchor(cache, made)
         for kind in (c.RECURRENT, c.PARTIAL):
             slot = leases.fields[c.RESERVED + kind - c.RECURRENT, offer.row]
             if slot >= 0:

@@ -27,7 +27,8 @@ class RecordViews:
     def __iter__(self) -> Iterator[CacheRecord]:
         record = int(self._cache.state[c.OLDEST_RECORD])
         while record >= 0:
-            yield self.view(record)
+            if self._cache.serial[record] != c.IS_MARK:
+                yield self.view(record)
             record = int(self._cache.record[c.NEWER, record])
 
     def view(self, record: int) -> CacheRecord:

@@ -75,7 +75,7 @@ def publish_checkpoint(
     shared = 0
     if traits.has_pages:
         shared = (length - 1) // traits.tokens_per_page if traits.is_mtp else full_blocks
-    return publish_offer(table, records, keys, Offer(row, shared, shared if traits.is_mtp else 0, length), exact)
+    return publish_offer(table, records, keys, Offer(row, shared, shared if traits.is_mtp else 0, length, 0), exact)
 
 
 def retire_snapshots(table: LeaseTable, lease: CacheRequestLease, reservation: HybridSnapshotReservation) -> None:

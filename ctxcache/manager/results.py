@@ -274,15 +274,21 @@ class PublishResult:
         status: `PUBLISHED` when a record was made, or gained or lengthened its draft path; `EXISTING_RECORD` when the
             endpoint was recorded already and has only become the most recently used.
         record: the record at the endpoint; `None` when the limit on records (0) let it go at once.
-        canonical_base_pages: `int32[blocks]`, the cache's pages of the published blocks. An entry differs from the
-            lease's own page where another sequence had published that block first.
         published_full_block_count: full blocks that the lease itself has now published.
     """
 
     status: PublishStatus
     record: CacheRecord | None
-    canonical_base_pages: PageIds
     published_full_block_count: int
+
+    @property
+    def canonical_base_pages(self) -> PageIds:
+        """The cache's pages of the published blocks, `int32[blocks]`, read from the record as it is when asked.
+
+        An entry differs from the lease's own page where another sequence had published that block first. Empty where
+        there is no record; `ContractError` once it was evicted.
+        """
+        return self.record.base_page_path if self.record is not None else np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -372,6 +378,7 @@ class ManagerCounters:
             no chain of keys, or reaches beyond the lease's pages.
         spec_pair_publications: committed publications whose record has a draft path.
         evicted_records: records that went, for whatever reason.
+        shortened_records: records that lost blocks from their end and stayed, each once in an operation.
         reclaimed_base_kv_pages: base pages that an eviction returned to the pool (a page that was leased then is not
             counted, also not when its lease ends).
         reclaimed_draft_kv_pages: the same of draft pages.
@@ -385,6 +392,7 @@ class ManagerCounters:
     refused_publications: int
     spec_pair_publications: int
     evicted_records: int
+    shortened_records: int
     reclaimed_base_kv_pages: int
     reclaimed_draft_kv_pages: int
     reclaimed_recurrent_snapshots: int

@@ -111,15 +111,23 @@ class Acquirer:
             base_extra_tokens=base_extra,
             draft_extra_tokens=draft_extra if STEP_RULES[admission.execution_mode].paired else 0,
             bypass=bypass,
-            exact_keys=() if bypass else self._checkpoint_keys(sequence, keys),
+            exact_keys=() if bypass else self._longest_checkpoint(sequence, keys),
         )
 
-    def _checkpoint_keys(
-        self, sequence: CheckedSequence, keys: SequenceKeys, *, of_whole_input: bool = False
-    ) -> list[HybridCheckpointKey]:
-        """Return exact-prefix keys of the lengths at which this input could meet a checkpoint, longest first.
+    def _longest_checkpoint(self, sequence: CheckedSequence, keys: SequenceKeys) -> list[HybridCheckpointKey]:
+        """Return the key of the longest checkpoint that this input can start from, if there is one."""
+        if not self._has_checkpoints:
+            return []
+        tokens, media = sequence.tokens, sequence.media
+        key = self._manager.longest_checkpoint(
+            keys.full_block_keys, tokens.size, lambda blocks: keys.exact_keys_behind(tokens, media, blocks)
+        )
+        return [] if key is None else [key]
 
-        A checkpoint of the whole input cannot serve it; its key is for those who ask why.
+    def _possible_checkpoints(self, sequence: CheckedSequence, keys: SequenceKeys) -> list[HybridCheckpointKey]:
+        """Return the keys of all lengths at which this input could have met a checkpoint, and of the whole input.
+
+        For those who ask why: a checkpoint of the whole input cannot serve it.
         """
         if not self._has_checkpoints:
             return []
@@ -127,7 +135,7 @@ class Acquirer:
         lengths = self._manager.candidate_checkpoint_lengths(keys.full_block_keys, num_tokens).tolist()
         return [
             HybridCheckpointKey(keys.exact_key(sequence.tokens, sequence.media, length), length)
-            for length in ([num_tokens, *lengths] if of_whole_input else lengths)
+            for length in [num_tokens, *lengths]
         ]
 
     def match(self, admission: CheckedAdmission, sequence: CheckedSequence) -> MatchResult:
@@ -139,7 +147,7 @@ class Acquirer:
             sequence.tokens.size,
             mode=admission.execution_mode,
             bypass=admission.bypass,
-            exact_keys=self._checkpoint_keys(sequence, keys, of_whole_input=True),
+            exact_keys=self._possible_checkpoints(sequence, keys),
         )
 
     def count(self, acquired: list[AcquiredSequence], *, bypass: bool) -> None:

@@ -206,9 +206,9 @@ class CheckpointPublication(SnapshotPublication):
         return self._stage(batch, range(batch.size), batch.num_tokens, PublicationPoint.PREFILL_END)
 
     def publish_prefill(self, batch: Batch) -> None:
-        """Let go of the checkpoints that were restored, and publish the captured ones."""
-        self._release_restored(batch)
+        """Publish the captured checkpoints, and let go of those that were restored: pinned till then, they outlive them."""
         self._publish_staged(batch)
+        self._release_restored(batch)
 
     def stage_decode(self, batch: Batch, slots: Int32s, committed: Int32s) -> SnapshotJobs | None:
         """Reserve a checkpoint at the new committed length of every completed sequence."""

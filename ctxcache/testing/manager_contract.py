@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -51,6 +51,9 @@ class CacheManager(Protocol):
         exact_keys: Iterable[HybridCheckpointKey] = (),
     ) -> ReusePlan: ...
     def candidate_checkpoint_lengths(self, keys: NDArray[np.uint64], num_tokens: int) -> NDArray[np.int32]: ...
+    def longest_checkpoint(
+        self, keys: NDArray[np.uint64], num_tokens: int, exact_keys_behind: Callable[[int], NDArray[np.uint64]]
+    ) -> HybridCheckpointKey | None: ...
     def match(
         self,
         keys: NDArray[np.uint64],
@@ -81,6 +84,7 @@ class CacheManager(Protocol):
         resident_state_length: int,
         *,
         draft_state_length: int = 0,
+        moves_own_record: bool = False,
     ) -> PublishResult: ...
     def reserve_snapshots(self, lease: CacheRequestLease, exact_length: int) -> HybridSnapshotReservation | None: ...
     def publish_checkpoint(

@@ -11,6 +11,7 @@ import pytest
 
 from ctxcache.cli import main
 from ctxcache.cli.bench.host.bounds import DEFAULT, WORKS, Row, describe, judge
+from ctxcache.cli.bench.host.chat_work import chat_load, half_of_what_it_needs, serve, serve_block_wise
 from ctxcache.cli.bench.host.coordinator_work import decode_step, lifecycle_trigger
 from ctxcache.cli.bench.host.manager_work import (
     QUICK,
@@ -188,3 +189,13 @@ def test_a_verdict_is_printed_as_it_comes() -> None:
     lines: list[str] = []
     Verdicts(lines.append).verdict("insert", "at most 300 us", "400 us", met=False)
     assert lines == ["  NOT MET  insert: 400 us (bound at most 300 us)"]
+
+
+@pytest.mark.parametrize("block", [16, 128])
+def test_a_chat_load_at_half_its_memory_computes_no_more_than_block_wise_lru_would(block: int) -> None:
+    """The same load, the same pages: evicting from the tail and refreshing what was hit loses nothing against it."""
+    turns = chat_load(60)
+    num_pages = half_of_what_it_needs(turns, block)
+    ours, theirs = serve(turns, block, num_pages).computed_percent, serve_block_wise(turns, block, num_pages)
+    assert 0 < ours <= theirs < 50
+    assert serve(turns, block, 2 * num_pages).computed_percent < ours

@@ -70,8 +70,8 @@ def test_a_hit_makes_a_record_most_recently_used():
     assert [runtime.start(run_of(letter, 5)) for letter in "AB"] == [4, 0]
 
 
-def test_a_hit_in_the_middle_touches_the_record_made_last_through_that_block():
-    """Where no record ends at the deepest matched block, the newest of those through it becomes most recent."""
+def test_a_hit_in_the_middle_refreshes_what_matched_and_no_tail_behind_it():
+    """Of two branches and a record used later, the branches' tails go first although their stem was used last."""
     runtime = Runtime(8)
     stem = run_of("S", 4)
     runtime.run(stem + run_of("A", 4), base_extra_tokens=0)
@@ -79,24 +79,30 @@ def test_a_hit_in_the_middle_touches_the_record_made_last_through_that_block():
     runtime.run(run_of("X", 4), base_extra_tokens=0)
     paths = runtime.paths()
     runtime.release(runtime.begin(stem + run_of("C", 1)))
-    assert runtime.paths() == [paths[0], paths[2], paths[1]]
+    assert runtime.paths() == paths
+    lease = runtime.begin(run_of("Y", 24), base_extra_tokens=0)
+    assert runtime.paths() == [paths[2], [0]]
+    counters = runtime.manager.counters()
+    assert (counters.evicted_records, counters.shortened_records) == (1, 1)
+    runtime.release(lease)
+    assert runtime.start(stem + run_of("C", 1)) == 4
 
 
-def test_when_the_newest_record_through_a_block_is_gone_the_next_newest_is_touched():
-    """Evicting the record made last through a stem makes the one before it the one that a hit of the stem touches."""
-    runtime = Runtime(9, max_records=5)
-    stem = run_of("S", 8)
-    for letter in "ABC":
-        runtime.run(stem + run_of(letter, 4), base_extra_tokens=0)
-    a, b, c = runtime.paths()
-    for letter in "BA":  # the record made last is now the least recently used
-        runtime.release(runtime.begin(stem + run_of(letter, 5)))
-    assert runtime.paths() == [c, b, a]
-    runtime.release(runtime.begin(run_of("X", 18)))
-    assert runtime.paths() == [b, a]
-    runtime.run(run_of("Y", 4), base_extra_tokens=0)
-    runtime.release(runtime.begin(stem[:5]))
-    assert runtime.paths()[-1] == b
+def test_a_record_shortened_to_where_a_hit_ended_is_as_recent_as_that_hit():
+    """Of a record, the blocks that were hit later stay behind a record used in between; the tail goes before it."""
+    runtime = Runtime(9)
+    runtime.run(run_of("T", 24), base_extra_tokens=0)
+    runtime.run(run_of("X", 4), base_extra_tokens=0)
+    runtime.release(runtime.begin(run_of("T", 9), base_extra_tokens=0))
+    t, x = runtime.paths()
+    runtime.release(runtime.begin(run_of("Y", 16), base_extra_tokens=0))
+    assert runtime.paths() == [t[:4], x]
+    runtime.release(runtime.begin(run_of("Y", 24), base_extra_tokens=0))
+    assert runtime.paths() == [x, t[:2]]
+    runtime.release(runtime.begin(run_of("Y", 28), base_extra_tokens=0))
+    assert runtime.paths() == [t[:2]]
+    runtime.begin(run_of("Y", 32), base_extra_tokens=0)
+    assert runtime.paths() == [t[:1]]
 
 
 def test_records_that_would_free_nothing_lacking_are_passed_over():
@@ -150,8 +156,8 @@ def test_h09_no_index_entry_outlives_its_page():
     for tokens, start, cached in (
         (run_of("T", 257), 0, 2),
         (run_of("U", 385), 0, 3),
-        (run_of("T", 258), 0, 2),
-        (run_of("U", 386), 0, 3),
+        (run_of("T", 258), 0, 3),
+        (run_of("U", 386), 128, 3),
     ):
         assert runtime.run(tokens) == start
         assert runtime.manager.num_indexed_blocks == cached == 4 - runtime.free()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
-from support.manager import Runtime, keys_of, run_of
+from support.manager import HASH_KEY, Runtime, checkpoint_of, keys_of, run_of
 
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
+from ctxcache.keys.chain import KeyHasher
+from ctxcache.keys.tokens import as_token_array
 from ctxcache.manager import block_index as index
 from ctxcache.manager import eviction
 from ctxcache.manager.layout import EVICTED, FREE
@@ -45,14 +45,15 @@ def test_a_lookup_searches_instead_of_probing_every_block(monkeypatch, matched):
 
 @pytest.mark.parametrize("num_records", [64, 1024])
 def test_eviction_looks_at_no_record_that_stays(monkeypatch, num_records):
-    """Freeing 32 pages from one-page records evicts 32 and scans none, whatever the number of records."""
+    """Freeing 32 pages from one-page records takes 32 and scans none, whatever the number of records."""
     runtime = Runtime(num_records, page=1, max_records=num_records)
     for i in range(num_records):
         lease = runtime.manager.acquire(runtime.plan([i], base_extra_tokens=0)).lease
         runtime.manager.publish(lease, keys_of([i], 1), 1)
         runtime.manager.release(lease)
-    evictions, scans, asked = Counting(eviction.evict_record), Counting(None), Counting(eviction.oldest_evictable)
-    monkeypatch.setattr(eviction, "evict_record", evictions)
+    evictions, scans, asked = Counting(eviction.give_up_blocks), Counting(None), Counting(eviction.oldest_evictable)
+    monkeypatch.setattr(eviction, "_evict_blocks", eviction._evict_blocks.py_func)
+    monkeypatch.setattr(eviction, "give_up_blocks", evictions)
     monkeypatch.setattr(eviction, "_oldest_in_the_way", scans)
     monkeypatch.setattr(eviction, "oldest_evictable", asked)
     eviction.make_room.py_func(runtime.manager._cache, runtime.manager._leases.arrays, (32, 0, 0, 0))
@@ -72,6 +73,7 @@ def test_records_that_cannot_go_are_not_looked_at(monkeypatch):
     for length in range(1, 103):
         runtime.run(conversation[:length], base_extra_tokens=0)
     asked = Counting(eviction.oldest_evictable)
+    monkeypatch.setattr(eviction, "_evict_blocks", eviction._evict_blocks.py_func)
     monkeypatch.setattr(eviction, "oldest_evictable", asked)
     eviction.make_room.py_func(runtime.manager._cache, runtime.manager._leases.arrays, (1, 0, 0, 0))
     assert asked.calls == 1
@@ -123,11 +125,39 @@ def test_checkpoint_candidates_cost_what_lies_on_the_path(monkeypatch):
     for i in range(100):
         runtime.run([i, i + 1])
     runtime.run([500, 501, 502])
-    seen = Counting(checkpoints._may_match)
-    monkeypatch.setattr(checkpoints, "_may_match", seen)
-    monkeypatch.setattr(checkpoints, "_list_from", checkpoints._list_from.py_func)
+    seen = Counting(checkpoints._first_behind)
+    monkeypatch.setattr(checkpoints, "_first_behind", seen)
     cache, keys = runtime.manager._cache, keys_of([500, 501, 502, 503], 1)
     path = np.array(list(runtime.manager.records)[-1].base_page_path)
     lengths = np.empty(200, np.int32)
-    listing = partial(checkpoints.list_lengths.py_func, cache, path, keys, 1)
-    assert listing(4, lengths) == seen.calls == 1
+    assert checkpoints.list_lengths.py_func(cache, path, keys, 4, 4, lengths) == 1
+    assert seen.calls == 4
+
+
+@pytest.mark.parametrize("kind", [Kind.HYBRID, Kind.PURE_RECURRENT])
+def test_looking_a_checkpoint_up_costs_nothing_for_other_users(kind):
+    """With one user's checkpoint behind the first block or with 120, as many keys are probed, and in one call."""
+    from ctxcache.manager import checkpoints
+
+    pages = {Kind.HYBRID: 400, Kind.PURE_RECURRENT: 0}[kind]
+    partial = {"num_partial_kv_snapshots": 200} if pages else {}
+    shared, probes = run_of("S", 128), []
+    runtime = Runtime(pages, page=128, kind=kind, num_recurrent_snapshots=200, **partial)
+    for user in range(120):
+        runtime.run([*shared, 10_000 + user, *range(user)])
+        if user in {0, 119}:
+            asked = []
+            tokens = [*shared, 10_000, 5]
+            hasher = KeyHasher(128, HASH_KEY).start()
+            prepared = as_token_array(tokens)
+            hasher.extend(prepared, None)
+
+            def behind(blocks, hasher=hasher, prepared=prepared, asked=asked):
+                asked.append(hasher.exact_keys_behind(prepared, None, blocks))
+                return asked[-1]
+
+            found = runtime.manager.longest_checkpoint(hasher.full_block_keys, len(tokens), behind)
+            assert found == checkpoint_of(tokens[:129], 128)
+            probes.append([len(keys) for keys in asked])
+    assert probes[0] == probes[1] == [3]
+    assert checkpoints.find_longest(runtime.manager._cache, asked[0], 128, 129, np.empty(0, np.int32)) == 0

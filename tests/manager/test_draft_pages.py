@@ -123,8 +123,8 @@ def test_draft_pages_are_shared_up_to_the_block_whose_successor_differs():
     assert lease.draft_pages.tolist()[:2] == second.draft_page_path.tolist()[:2]
 
 
-def test_a_hit_touches_the_record_that_pairs_it_not_a_newer_base_only_one():
-    """A base-only record made later through the same block is not what the speculative request hit."""
+def test_a_hit_of_a_stem_moves_no_record_that_ends_behind_it():
+    """Neither the record that pairs what was hit nor a base-only one is refreshed beyond the blocks that matched."""
     runtime = eagle()
     stem = run_of("S", 8)
     runtime.run(stem + run_of("A", 4))
@@ -132,7 +132,7 @@ def test_a_hit_touches_the_record_that_pairs_it_not_a_newer_base_only_one():
     runtime.run(run_of("X", 4))
     paired, base_only, other = runtime.paths()
     runtime.release(runtime.begin(stem + run_of("C", 1)))
-    assert runtime.paths() == [base_only, other, paired]
+    assert runtime.paths() == [paired, base_only, other]
 
 
 def test_paired_growth_is_whole_or_not_at_all():
@@ -162,25 +162,54 @@ def test_a_batch_grows_both_sides():
     runtime.manager.check_invariants()
 
 
-def test_eviction_returns_both_sides():
-    """Draft pages lacking: the record goes, and its base pages with it."""
+def test_where_draft_pages_are_lacking_only_they_go():
+    """Draft pages lacking: the record gives them up from its end, as many as that, and stays with its base pages."""
     runtime = eagle(num_pages=16, num_draft_pages=3)
     runtime.run(run_of("T", 9))
     lease = runtime.begin(run_of("U", 9))
     assert lease.draft_pages.size == 3
     counters = runtime.manager.counters()
-    assert (counters.reclaimed_base_kv_pages, counters.reclaimed_draft_kv_pages) == (2, 2)
-    assert runtime.free() == 13
+    assert (counters.reclaimed_base_kv_pages, counters.reclaimed_draft_kv_pages) == (0, 2)
+    assert (counters.evicted_records, counters.shortened_records) == (0, 0)
+    assert runtime.start(run_of("T", 9), mode=Mode.VANILLA) == 8
+
+
+def test_a_draft_path_shrinks_by_a_page():
+    """One draft page lacking: of two paired records the older pairs one block less, and is found up to there."""
+    runtime = eagle(num_pages=32, num_draft_pages=9)
+    runtime.run(run_of("T", 16))
+    runtime.run(run_of("U", 16))
+    runtime.begin(run_of("V", 8))
+    assert [record.draft_page_path.size for record in runtime.manager.records] == [3, 4]
+    assert [record.base_page_path.size for record in runtime.manager.records] == [4, 4]
+    assert runtime.plan(run_of("T", 17)).matched_token_length == 12
+    assert runtime.start(run_of("U", 17)) == 12
+
+
+def test_a_base_page_takes_its_draft_page_along():
+    """Base pages lacking: each block that goes takes its draft page with it, a lagging draft's none."""
+    runtime = eagle(num_pages=9, num_draft_pages=20)
+    runtime.run(run_of("T", 16), base_extra_tokens=0)
+    lease = runtime.begin(run_of("U", 16), base_extra_tokens=0)
+    runtime.publish(lease, run_of("U", 16), draft_state_length=8)
+    runtime.release(lease)
+    runtime.release(runtime.begin(run_of("V", 12), mode=Mode.VANILLA, base_extra_tokens=0))
+    assert [record.draft_page_path.size for record in runtime.manager.records] == [2, 2]
+    assert runtime.free(DRAFT) == 16
+    runtime.release(runtime.begin(run_of("V", 28), mode=Mode.VANILLA, base_extra_tokens=0))
+    (record,) = runtime.manager.records
+    assert (record.base_page_path.size, record.draft_page_path.size) == (2, 2)
 
 
 def test_records_without_drafts_are_passed_over_for_draft_pages():
-    """The oldest record is base-only: lacking draft pages, the younger paired one goes."""
+    """The oldest record is base-only: lacking draft pages, the younger paired one gives up its own."""
     runtime = eagle(num_pages=16, num_draft_pages=3)
     runtime.run(run_of("V", 9), mode=Mode.VANILLA)
     runtime.run(run_of("T", 9))
-    (plain, _) = runtime.paths()
+    paths = runtime.paths()
     runtime.begin(run_of("U", 9))
-    assert runtime.paths() == [plain]
+    assert runtime.paths() == paths
+    assert [record.draft_page_path.size for record in runtime.manager.records] == [0, 0]
 
 
 def test_conversation_turns_share_their_draft_pages():
@@ -198,8 +227,8 @@ def test_conversation_turns_share_their_draft_pages():
     assert runtime.start(tokens) == 12
 
 
-def test_what_only_several_records_together_hold_goes_with_all_of_them():
-    """Two records of one lagging lease end with the same draft page: when it is lacking, both go."""
+def test_what_only_several_records_together_hold_is_given_up_by_all_of_them():
+    """Two records of one lagging lease end with the same draft page: when it is lacking, both lose it."""
     runtime = eagle(num_pages=16, num_draft_pages=3)
     tokens = run_of("T", 13)
     lease = runtime.begin(tokens[:9])
@@ -209,7 +238,8 @@ def test_what_only_several_records_together_hold_goes_with_all_of_them():
     runtime.release(lease)
     assert [record.draft_page_path.size for record in runtime.manager.records] == [2, 2]
     cold = runtime.begin(run_of("U", 9))
-    assert (cold.draft_pages.size, len(runtime.manager.records)) == (3, 0)
+    assert cold.draft_pages.size == 3
+    assert [record.draft_page_path.size for record in runtime.manager.records] == [0, 0]
 
 
 def test_a_plan_goes_stale_with_its_pairs():

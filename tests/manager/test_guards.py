@@ -17,10 +17,11 @@ from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.manager import layout as c
 from ctxcache.manager.block_index import insert, remove
 from ctxcache.manager.block_tree import unlink
-from ctxcache.manager.eviction import evict_record
+from ctxcache.manager.draft_pages import give_up_last_pair
+from ctxcache.manager.eviction import evict_record, give_up_blocks
 from ctxcache.manager.growth import grow_lease
 from ctxcache.manager.lease_table import drop_slots, release_lease
-from ctxcache.manager.lru import touch
+from ctxcache.manager.lru import make_mark, make_record, take_over, touch
 from ctxcache.manager.pools import let_go, take
 
 Case = Callable[[Memory], Callable[[], object]]
@@ -122,13 +123,70 @@ def a_dead_record_is_next(m):
 @guard("not there is evicted")
 def nobody_is_the_oldest(m):
     operation = m.clear()
-    m.state[c.OLDEST_RECORD] = -1
+    m.cache.evictable[-1] = 0
     return operation
 
 
-@guard("not there is evicted")
+@guard("not there is evicted", Kind.HYBRID)
 def no_record_is_evicted(m):
     return lambda: evict_record(m.cache, -1)
+
+
+@guard("not there is evicted")
+def no_record_is_shortened(m):
+    return lambda: give_up_blocks(m.cache, -1, 1, 0)
+
+
+@guard("does not end where it should")
+def a_block_names_another_record(m):
+    operation = m.clear()
+    m.resource[c.FIRST_RECORD, m.path(m.oldest)[-1]] = m.newest
+    return operation
+
+
+@guard("where paths part")
+def a_fork_has_no_entry(m):
+    operation = m.clear()
+    m.resource[c.FIRST_RECORD, m.trunk] = -1
+    return operation
+
+
+@guard("no entry ends behind a block")
+def a_path_goes_in_a_circle(m):
+    operation = m.begin(run_of("a", 6))
+    m.node[c.FIRST_CHILD, m.trunk] = m.path(m.newest)[1]
+    m.resource[c.FIRST_RECORD, m.path(m.newest)] = -1
+    m.node[c.FIRST_CHILD, m.leaf] = m.trunk
+    return operation
+
+
+@guard("its own ancestor")
+def an_entry_stands_above_itself(m):
+    operation = m.begin(run_of("a", 14))
+    m.record[c.ABOVE, m.resource[c.FIRST_RECORD, m.trunk]] = m.newest
+    return operation
+
+
+@guard("becomes a record")
+def a_record_is_made_twice(m):
+    return lambda: make_record(m.cache, m.newest)
+
+
+@guard("becomes a mark")
+def a_mark_is_made_twice(m):
+    return lambda: make_mark(m.cache, int(m.resource[c.FIRST_RECORD, m.trunk]))
+
+
+@guard("takes over what is no mark")
+def a_record_is_taken_over(m):
+    return lambda: take_over(m.cache, m.newest, m.oldest)
+
+
+@guard("is not as long as its record counts", Kind.EAGLE)
+def a_draft_path_counts_too_little(m):
+    block = m.path(m.oldest)[-1]
+    m.node[c.PAIR_PAGE, block] = -1
+    return lambda: give_up_last_pair(m.cache, m.oldest)
 
 
 @guard("not there is used")
@@ -231,15 +289,6 @@ def the_tree_is_full(m):
 def an_indexed_page_is_cached_twice(m):
     operation = m.clear()
     m.resource[c.CACHE_REFS, m.path(m.oldest)[-1]] = 2
-    return operation
-
-
-@guard("its own ancestor")
-def a_path_goes_in_a_circle(m):
-    operation = m.begin(run_of("a", 6))
-    m.node[c.NEWEST] = -1
-    m.resource[c.FIRST_RECORD, m.path(m.newest)] = -1
-    m.node[c.FIRST_CHILD, m.leaf] = m.trunk
     return operation
 
 

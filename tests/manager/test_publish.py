@@ -134,15 +134,16 @@ def test_a_record_extended_under_a_limit_keeps_its_stem():
     assert runtime.manager.counters().reclaimed_base_kv_pages == 0
 
 
-@pytest.mark.parametrize("block", [0, 1])
-def test_a_prefix_that_is_not_the_leases_own_is_refused(block):
-    """Keys that differ in any block that the lease reused are another sequence's; nothing changes but the counter."""
+@pytest.mark.parametrize("token", [0, 3, 4, 7])
+def test_a_prefix_that_is_not_the_leases_own_is_refused(token):
+    """Tokens that differ anywhere in what the lease reused are another sequence's; nothing changes but the counter."""
     runtime = Runtime()
     runtime.run(run_of("T", 9))
     lease = runtime.begin(run_of("T", 13))
     before = runtime.everything()
-    keys = keys_of(run_of("T", 13)).copy()
-    keys[block, 1] ^= 1
+    tokens = run_of("T", 13)
+    tokens[token] += 1
+    keys = keys_of(tokens)
     with pytest.raises(ContractError, match="keys differ"):
         runtime.manager.publish(lease, keys, 13)
     with pytest.raises(ContractError, match="keys differ"):
@@ -218,6 +219,54 @@ def test_records_are_views_that_know_when_they_are_gone():
     runtime.run(run_of("T", 9))
     (successor,) = runtime.manager.records
     assert successor != record
+
+
+def test_a_lease_may_leave_one_record():
+    """Published three times, moving: one record, at the last end, and nothing evicted; a found one stays where it is."""
+    runtime = Runtime(12)
+    runtime.run(run_of("T", 4), base_extra_tokens=0)
+    tokens = run_of("T", 24)
+    lease = runtime.begin(tokens, base_extra_tokens=0)
+    for length in (4, 8, 12, 24):
+        result = runtime.publish(lease, tokens, length, moves_own_record=True)
+    assert result.status is PublishStatus.PUBLISHED
+    assert [len(path) for path in runtime.paths()] == [1, 6]
+    assert runtime.manager.counters().evicted_records == 0
+    assert runtime.publish(lease, tokens, 8, moves_own_record=True).status is PublishStatus.PUBLISHED
+    assert [len(path) for path in runtime.paths()] == [6, 1, 2]
+
+
+def test_a_moved_record_gives_way_to_one_that_stands_there():
+    """Where another record ends at the new end it is touched, and the own one goes, uncounted; an evicted one is made anew."""
+    runtime = Runtime(16, max_records=3)
+    tokens = run_of("T", 16)
+    lease = runtime.begin(tokens)
+    runtime.publish(lease, tokens, 8, moves_own_record=True)
+    runtime.run(tokens)
+    result = runtime.publish(lease, tokens, 16, moves_own_record=True)
+    assert result.status is PublishStatus.EXISTING_RECORD
+    assert [len(path) for path in runtime.paths()] == [4]
+    assert runtime.manager.counters().evicted_records == 0
+    other = runtime.begin(run_of("U", 8))
+    own = runtime.publish(other, run_of("U", 8), 4, moves_own_record=True).record
+    for letter in "VWX":
+        runtime.run(run_of(letter, 4), base_extra_tokens=0)
+    assert not own.cached
+    assert runtime.publish(other, run_of("U", 8), 8, moves_own_record=True).record.base_page_path.size == 2
+
+
+def test_a_moved_record_leaves_what_others_stand_on():
+    """Another sequence forked off at the own record's end: its blocks stay, and the last uses on either side are kept."""
+    runtime = Runtime(12)
+    tokens = run_of("T", 16)
+    lease = runtime.begin(tokens, base_extra_tokens=0)
+    runtime.publish(lease, tokens, 8, moves_own_record=True)
+    runtime.run(tokens[:8] + run_of("U", 4), base_extra_tokens=0)
+    runtime.publish(lease, tokens, 16, moves_own_record=True)
+    assert [len(path) for path in runtime.paths()] == [3, 4]
+    runtime.release(lease)
+    runtime.begin(run_of("V", 32), base_extra_tokens=0)
+    assert [len(path) for path in runtime.paths()] == [4]
 
 
 @pytest.mark.parametrize("used", ["B", "AB", "ABCD", "DCBA", "ABACABAD"])

@@ -17,7 +17,7 @@ from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.ids import ContextCacheExecutionMode as Mode
 from support.manager_misuse import pass_wrong_arguments, publish_another_sequence, use_a_released_lease
 from support.manager_twins import Sequence, Twins
-from support.manager_views import checkpoint_of, keys_of
+from support.manager_views import checkpoint_of, exact_keys_behind, keys_of
 
 NUM_STEPS = 40
 CHECKPOINT_KINDS = {Kind.PURE_RECURRENT, Kind.HYBRID, Kind.HYBRID_MTP}
@@ -110,6 +110,15 @@ class ManagerMachine(RuleBasedStateMachine):
             options["exact_keys"].append(checkpoint_of(tokens, self.tokens_per_page))  # never shorter than the input
             strays = {2, 3, 4} - {len(tokens), *lengths}  # of another prompt, mostly: its blocks do not match
             options["exact_keys"] += [checkpoint_of(STREAMS[-1][:length], self.tokens_per_page) for length in strays]
+            longest = self.twins.both(
+                "longest_checkpoint",
+                lambda _side: (
+                    keys,
+                    len(tokens),
+                    lambda blocks: exact_keys_behind(tokens, blocks, self.tokens_per_page),
+                ),
+            )
+            assert longest[0] == longest[1]
         self.twins.match(keys, len(tokens), options)
         draft_extra = draft_extra if mode in PAIRED_MODES else 0
         return self.twins.both(
@@ -255,17 +264,19 @@ class ManagerMachine(RuleBasedStateMachine):
         length=st.integers(0, 24),
         draft_length=st.integers(0, 24),
         whole=st.sampled_from([True, True, False]),
+        moves=st.booleans(),
     )
-    def publish(self, index, length, draft_length, whole):
+    def publish(self, index, length, draft_length, whole, moves):
         """Publish some length: often all, sometimes again, sometimes more than there is."""
         sequence = self.sequences[index % len(self.sequences)]
         length = len(sequence.tokens) if whole else min(length, len(sequence.tokens))
-        self.publish_blocks(sequence, length, draft_length % (length + 1) if draft_length < 18 else length)
+        self.publish_blocks(sequence, length, draft_length % (length + 1) if draft_length < 18 else length, moves)
 
-    def publish_blocks(self, sequence, length, draft_length):
+    def publish_blocks(self, sequence, length, draft_length, moves=False):
         keys = keys_of(sequence.tokens, self.tokens_per_page)
         paired = self.kind is Kind.EAGLE and sequence.mode is Mode.EAGLE
         options = {"draft_state_length": draft_length} if paired else {}
+        options["moves_own_record"] = moves
         self.twins.both("publish", lambda side: (sequence.leases[side], keys, length), **options)
 
     def publish_whole(self, index, lag=0):

@@ -39,7 +39,8 @@ class Memory:
         """Record rows, the least recently used first."""
         rows, row = [], int(self.state[c.OLDEST_RECORD])
         while row >= 0:
-            rows.append(row)
+            if self.cache.serial[row] != c.IS_MARK:
+                rows.append(row)
             row = int(self.record[c.NEWER, row])
         return rows
 

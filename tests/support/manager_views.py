@@ -25,6 +25,14 @@ def checkpoint_of(tokens: tuple[int, ...], tokens_per_page: int) -> HybridCheckp
     return HybridCheckpointKey(hash_exact_prefix(tokens, tokens_per_page, key=HASH_KEY), len(tokens))
 
 
+def exact_keys_behind(tokens: tuple[int, ...], blocks: int, tokens_per_page: int) -> np.ndarray:
+    """Exact keys of all lengths within the block behind so many, hashed one by one."""
+    start = blocks * tokens_per_page
+    lengths = range(start, min(start + tokens_per_page, len(tokens)) + 1)
+    digests = [hash_exact_prefix(tokens[:length], tokens_per_page, key=HASH_KEY) for length in lengths]
+    return np.array([(digest.hi, digest.lo) for digest in digests], np.uint64)
+
+
 def plain(value):
     """Return a result of a manager as a value that compares: arrays as lists, handles and owners left out."""
     if isinstance(value, np.ndarray):

@@ -54,6 +54,7 @@ def open_lease(state: ReferenceState, rules: Rules, plan: ReusePlan) -> int:
         base_pages=plan.reused_base_pages.tolist(),
         draft_pages=plan.reused_draft_pages.tolist(),
         known_keys=proof.keys[: plan.reused_base_pages.size],
+        started_serial=proof.serial,
         restored=dict(slots(plan.recurrent_snapshot_slot, plan.partial_kv_snapshot_slot)),
     )
     state.leases[row] = lease

@@ -8,7 +8,7 @@ scanned, reachability is recomputed at every step, nothing is kept that follows 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -74,7 +74,8 @@ class ReferenceManager:
                 DRAFT: num_draft_pages,
                 RECURRENT: num_recurrent_snapshots,
                 PARTIAL: num_partial_kv_snapshots,
-            }
+            },
+            by_block=kind not in {Kind.PURE_RECURRENT, Kind.HYBRID, Kind.HYBRID_MTP},
         )
         self._handles = ReferenceHandles(self._state)
 
@@ -131,6 +132,17 @@ class ReferenceManager:
         }
         return plans.page_ids(sorted(lengths, reverse=True))
 
+    def longest_checkpoint(
+        self, keys: NDArray[np.uint64], num_tokens: int, exact_keys_behind: Callable[[int], NDArray[np.uint64]]
+    ) -> HybridCheckpointKey | None:
+        page = self._tokens_per_page
+        for length in self.candidate_checkpoint_lengths(keys, num_tokens).tolist():
+            blocks, row = divmod(length, page)
+            key = HybridCheckpointKey(plans.keys_of(exact_keys_behind(blocks)[row:], 1)[0], length)
+            if any(record.checkpoint == key for record in self._state.records):
+                return key
+        return None
+
     def match(
         self,
         keys: NDArray[np.uint64],
@@ -186,8 +198,10 @@ class ReferenceManager:
         shared = {BASE: set(plan.reused_base_pages.tolist()), DRAFT: set(plan.reused_draft_pages.tolist())}
         if not self._state.feasible({BASE: plan.base_page_demand, DRAFT: plan.draft_page_demand}, shared):
             return AcquireResult(None, AcquireStatus.INSUFFICIENT_CAPACITY, plan)
-        if record is not None:
+        if record is not None and rules.checkpoints:
             self._state.touch(record)
+        elif record is not None:
+            self._state.use(plan._proof.keys)  # noqa: SLF001
         row = leases.open_lease(self._state, rules, plan)
         lease = CacheRequestLease(self._handles, row, self._state.generations[row])
         return AcquireResult(lease, AcquireStatus.ACQUIRED, plan)
@@ -242,6 +256,7 @@ class ReferenceManager:
         resident_state_length: int,
         *,
         draft_state_length: int = 0,
+        moves_own_record: bool = False,
     ) -> PublishResult:
         state = self._handles.leased(lease)
         if self._kind in {Kind.PURE_RECURRENT, Kind.HYBRID, Kind.HYBRID_MTP}:
@@ -257,10 +272,16 @@ class ReferenceManager:
         path = publish.own_path(self._state, state, keys, num_blocks, num_paired, attempted=more)
         record = next((record for record in self._state.records if record.keys == path), None)
         news = record is None or num_paired > len(record.draft_pages)
+        made = record is None
         if record is None:
             record = publish.new_record(self._state, state, path)
         if num_paired > len(record.draft_pages):
             publish.pair(self._state, state, record, num_paired)
+        own = next((own for own in self._state.records if own.serial == state.own_serial), None)
+        if moves_own_record and more and own is not None and own is not record:
+            self._state.remove(own)
+        if made:
+            state.own_serial = record.serial
         return self._published(state, record, path, news=news, attempted=news or more)
 
     def reserve_snapshots(self, lease: CacheRequestLease, exact_length: int) -> HybridSnapshotReservation | None:
@@ -315,8 +336,12 @@ class ReferenceManager:
     def _published(
         self, state: LeaseState, record: RecordState, path: Keys, *, news: bool, attempted: bool
     ) -> PublishResult:
-        self._state.touch(record)
-        canonical = plans.page_ids([self._state.page_of[key] for key in path])
+        if record.checkpoint is None:
+            self._state.use(path)
+        else:
+            self._state.touch(record)
+            for started in [each for each in self._state.records if each.serial == state.started_serial]:
+                self._state.touch(started)
         self._state.committed += news
         self._state.paired_commits += news and bool(record.draft_pages)
         self._state.existing += attempted and not news
@@ -324,11 +349,10 @@ class ReferenceManager:
             state.known_keys = path
         state.published_full_block_count = max(state.published_full_block_count, len(path))
         while len(self._state.records) > self._max_records:
-            self._state.evict(self._state.records[0])
+            self._state.drop_oldest()
         return PublishResult(
             PublishStatus.PUBLISHED if news else PublishStatus.EXISTING_RECORD,
             self._handles.view(record) if record in self._state.records else None,
-            canonical,
             state.published_full_block_count,
         )
 
@@ -356,7 +380,7 @@ class ReferenceManager:
         if self._state.leases:
             raise ContractError(f"{len(self._state.leases)} leases are out; release them first")
         while self._state.records:
-            self._state.evict(self._state.records[0])
+            self._state.drop_oldest()
         self._state.gone.clear()
 
     def pool(self, resource_type: ResourceType) -> PoolOccupancy:
@@ -384,6 +408,7 @@ class ReferenceManager:
             refused_publications=state.refused,
             spec_pair_publications=state.paired_commits,
             evicted_records=state.evicted_records,
+            shortened_records=state.shortened_records,
             reclaimed_base_kv_pages=state.reclaimed[BASE],
             reclaimed_draft_kv_pages=state.reclaimed[DRAFT],
             reclaimed_recurrent_snapshots=state.reclaimed[RECURRENT],

@@ -21,6 +21,7 @@ def own_path(
 ) -> Keys:
     """Return the keys to publish. Counts an attempt as refused, and raises, where they are no prefix of the lease."""
     own = keys_of(keys, max(num_blocks, len(lease.known_keys)))
+    known = len(lease.known_keys)
     parents = state.parents()
     chained = all(
         key not in parents or parents[key] == (own[index - 1] if index else None)
@@ -28,7 +29,7 @@ def own_path(
     )
     if num_blocks > len(lease.base_pages) or num_paired > len(lease.draft_pages):
         problem = f"{num_blocks} blocks ({num_paired} paired) reach beyond the lease's pages"
-    elif own[: len(lease.known_keys)] != lease.known_keys:
+    elif own[:known][-1:] != lease.known_keys[-1:]:
         problem = "the keys differ from those that the lease reused or published"
     elif not chained or len(set(own)) != len(own):
         problem = "the keys are no chain"

@@ -48,6 +48,8 @@ class LeaseState:
     reserved: HybridSnapshotReservation | None = None
     reserved_length: int = 0
     published_full_block_count: int = 0
+    started_serial: int = 0  # of the checkpoint that it was restored from
+    own_serial: int = 0  # of the record of blocks that it made last
 
     def held(self) -> list[tuple[ResourceType, int]]:
         """Return everything held, in the order in which a release returns it."""
@@ -83,7 +85,10 @@ class RecordState:
 class ReferenceState:
     """Pools, leases by row, records from least to most recently used, and the canonical page of every indexed block."""
 
-    def __init__(self, capacities: dict[ResourceType, int]) -> None:
+    def __init__(self, capacities: dict[ResourceType, int], *, by_block: bool) -> None:
+        self.by_block = by_block  # blocks are used and evicted one by one, not with their records
+        self.last_use: dict[Hash128, int] = {}  # of every indexed block, where that is so
+        self.num_uses = 0
         self.pools = {kind: Pool(capacity) for kind, capacity in capacities.items()}
         self.leases: dict[int, LeaseState] = {}
         self.records: list[RecordState] = []
@@ -93,6 +98,7 @@ class ReferenceState:
         self.free_rows: list[int] = []  # released rows, the last one first to give
         self.last_serial = 0
         self.committed = self.existing = self.refused = self.paired_commits = self.evicted_records = 0
+        self.shortened_records = 0
         self.reclaimed = dict.fromkeys(capacities, 0)
 
     # --- who holds what ------------------------------------------------------------------------------------------------
@@ -144,7 +150,9 @@ class ReferenceState:
         )
 
     def evict_for(self, demand: Demand) -> None:
-        """Evict as many records as a feasible demand needs."""
+        """Evict what a feasible demand needs."""
+        if self.by_block:
+            self._evict_blocks(demand)
         while lacking := [kind for kind, count in demand.items() if count > len(self.pools[kind].free)]:
             self.evict(self._victim(lacking))
 
@@ -159,6 +167,89 @@ class ReferenceState:
             if any(self.needed(kind, [record]) - held[kind] for kind in lacking):
                 return record
         raise InvariantError("a feasible demand found no record to evict")
+
+    def _evict_blocks(self, demand: Demand) -> None:
+        shortened: set[RecordState] = set()
+        while demand.get(BASE, 0) > len(self.pools[BASE].free):
+            record = self._last_block_to_go()
+            self._shorten(record)
+            shortened.add(record)
+        while demand.get(DRAFT, 0) > len(self.pools[DRAFT].free):
+            self._drop_draft_page(self._last_draft_page_to_go())
+        self.shortened_records += len(shortened & set(self.records))
+
+    def _last_block_to_go(self) -> RecordState:
+        """Return the record that ends at the least recently used block that nothing follows and no lease holds."""
+        leased, parents = self.leased(BASE), set(self.parents().values())
+        last = [record for record in self.records if record.keys[-1] not in parents]
+        for record in last:
+            if self.page_of[record.keys[-1]] not in leased:
+                return record
+        # All last blocks are leased; some stand behind blocks that are not.
+        return next(record for record in last if any(self.page_of[key] not in leased for key in record.keys))
+
+    def _last_draft_page_to_go(self) -> RecordState:
+        leased = self.leased(DRAFT)
+        for record in self.records:
+            others = [other for other in self.records if other is not record]
+            if set(record.draft_pages[-1:]) - self.needed(DRAFT, others) - leased:
+                return record
+        return next(record for record in self.records if set(record.draft_pages) - leased)
+
+    def _shorten(self, record: RecordState) -> None:
+        """Take the last block of a record, which nothing follows, out of the cache."""
+        *before, last = record.keys
+        if len(record.draft_pages) == len(record.keys):
+            self._drop_draft_page(record)
+        record.keys = tuple(before)
+        page = self.page_of.pop(last)
+        del self.last_use[last]
+        self.gone.add(last)
+        self._reclaim(BASE, page)
+        others = [other for other in self.records if other is not record]
+        if not before or any(other.keys[: len(before)] == record.keys for other in others):
+            self._evict(record)
+        self._sort()
+
+    def _drop_draft_page(self, record: RecordState) -> None:
+        self._reclaim(DRAFT, record.draft_pages.pop())
+
+    def _evict(self, record: RecordState) -> None:
+        self.remove(record)
+        self.evicted_records += 1
+
+    def remove(self, record: RecordState) -> None:
+        """Take a record out whose blocks, if any are left, others need."""
+        self.records.remove(record)
+        for page in reversed(record.draft_pages):
+            self._reclaim(DRAFT, page)
+
+    def _reclaim(self, kind: ResourceType, held: int) -> None:
+        """Return what a record has let go of to its pool, unless something else holds it."""
+        if held not in self.leased(kind) | self.needed(kind):
+            self.pools[kind].free.append(held)
+            self.reclaimed[kind] += 1
+
+    def drop_oldest(self) -> None:
+        """Drop the least recently used record, with the blocks that nothing else needs."""
+        record = self.records[0]
+        if not self.by_block:
+            self.evict(record)
+        elif record.keys[-1] in self.parents().values():
+            self._evict(record)
+        else:
+            while record in self.records:
+                self._shorten(record)
+
+    def use(self, keys: Keys) -> None:
+        """Use blocks, all at once."""
+        self.num_uses += 1
+        self.last_use.update(dict.fromkeys(keys, self.num_uses))
+        self._sort()
+
+    def _sort(self) -> None:
+        """Order records by the last use of their last blocks; of those used at once, the deeper one is more recent."""
+        self.records.sort(key=lambda record: (self.last_use[record.keys[-1]], len(record.keys)))
 
     def evict(self, record: RecordState) -> None:
         """Drop one record; what neither a record nor a lease holds any more returns to its pool."""
@@ -175,9 +266,7 @@ class ReferenceState:
                 del self.page_of[key]
                 self.gone.add(key)
         for kind, resource in let_go:
-            if resource not in self.leased(kind) | self.needed(kind):
-                self.pools[kind].free.append(resource)
-                self.reclaimed[kind] += 1
+            self._reclaim(kind, resource)
 
     def take(self, kind: ResourceType, count: int) -> list[int]:
         """Take free resources, the one returned last first."""

@@ -28,7 +28,7 @@ class WorkKind:
 
     Attributes:
         title: what is done.
-        unit: `us`, `s` or `bytes`; less is better in all of them.
+        unit: `us`, `s`, `bytes`, `%` or `x`; less is better in all of them.
         letter: which of the peers' letters does the same; empty where none does.
         bounds: by block size; 0 for works in which it plays no part.
     """
@@ -50,6 +50,9 @@ WORKS: dict[str, WorkKind] = {
     "evict": WorkKind("4k request that evicts, 100k blocks", "us", "e", {16: Bound(300.0), 128: Bound(100.0)}),
     "leaves": WorkKind("evict 64 of 100k one-page leaves", "us", "e", dict.fromkeys(BLOCKS, Bound(20.0))),
     "bytes": WorkKind("bytes a cached block", "bytes", "f", {16: Bound(96.0)}),
+    "chat": WorkKind("turn of a chat load at half its memory", "us", "", dict.fromkeys(BLOCKS)),
+    "chat-computed": WorkKind("prompt tokens computed in it", "%", "", dict.fromkeys(BLOCKS)),
+    "chat-ratio": WorkKind("the same, of block-wise LRU", "x", "", dict.fromkeys(BLOCKS, Bound(1.0))),
     "trigger": WorkKind("lifecycle trigger", "us", "", {0: Bound(20.0)}),
     "import": WorkKind("import ctxcache", "s", "", {0: Bound(1.5)}),
     "warm-up": WorkKind("warmup(), everything cached on disk", "s", "", {0: None}),

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ctxcache.cli.bench.host import coordinator_work, manager_work, start_up
+from ctxcache.cli.bench.host import chat_work, coordinator_work, manager_work, start_up
 from ctxcache.cli.bench.host.bounds import WORKS, Row, describe, judge
 from ctxcache.cli.bench.host.manager_work import QUICK, Sizes, Work
 from ctxcache.cli.bench.host.size_curve import draw, measure_curves
@@ -54,6 +54,8 @@ def measure(chosen: Sequence[str], sizes: Sizes) -> Iterator[Row]:
 def _measure_one(name: str, block: int, sizes: Sizes) -> Spread:
     if name == "bytes":
         return spread_of([manager_work.bytes_a_block(block, sizes)])
+    if name.startswith("chat"):
+        return chat_work.chat_spread(name, block, 2 * sizes.repeats)
     if name in start_up.STARTS:
         return spread_of(start_up.seconds_of(name, 1 if name == "compile" else min(sizes.repeats, 5)))
     if name.startswith("decode-"):
