@@ -78,7 +78,7 @@ try:
         ContextCacheSequenceAdvance,
         DecodingKvHeadroom,
     )
-    from ctxcache.request.batch import StagedHybridPublication
+    from ctxcache.request.batch import AcquireSequenceResult, StagedHybridPublication
     from ctxcache.request.explain import MatchExplanation
     from ctxcache.request.handle import (
         AdmissionResult,
@@ -88,7 +88,6 @@ try:
         RequestState,
         SequenceState,
     )
-    from ctxcache.request.lookup import AcquireSequenceResult
     from ctxcache.session import CoordinatorSession
     from ctxcache.warmup import WarmupReport, warmup
 except ImportError as cause:

@@ -1,4 +1,4 @@
-"""Checks of what callers pass: numbers, flags, members of enumerations, arrays of integers. The one home of such checks.
+"""Checks of what callers pass: numbers, flags, enumerations, arrays of integers, compaction mappings. Their one home.
 
 Each returns the value in the one form that the rest of the package works with (a NumPy scalar becomes an `int`, so that no
 arithmetic happens in its width; an array becomes one of the one layout that compiled code is compiled for), or raises with
@@ -30,6 +30,9 @@ RETIRED = -1
 
 _INT32 = np.dtype(np.int32)
 """NumPy makes one object of it, so that the usual array is told by identity; an equal one is checked more closely."""
+
+NOT_ITERABLE = (TypeError, NotImplementedError)
+"""What iterating over a value raises that is no run; the latter is a memoryview's, of a format or shape that it cannot take apart."""
 
 _Member = TypeVar("_Member", bound=Enum)
 

@@ -165,16 +165,19 @@ class ContextCacheCoordinator:
         """Admit a batch: find what each sequence can reuse, and lease the pages of its first working set.
 
         Args:
-            admission: the sequences, and how they run.
+            admission: the sequences, and how they run. Read before this returns, and not kept.
             stream: the coordinator's stream; another one is refused.
-            headroom: tokens beyond the prompt that the first working set covers; the default is the mode's.
+            headroom: tokens beyond the prompt that the first working set covers; by default what the mode's step may write:
+                one token, or the verified and drafted ones.
 
         Returns:
-            `OK` with a handle in phase `ADMITTED` and the offsets at which prefill begins; `REQUEST_FAILED` when a request
-            is active or a sequence does not fit; `POISONED` after a failed drain.
+            `OK` with a handle in phase `ADMITTED`, which its holder has to `finish` or `abandon` (or use as a context manager),
+            and with `prefill_starts`, one token offset a sequence, where prefill begins. `REQUEST_FAILED` when a request is
+            active or a sequence does not fit now; `failure` says which. `POISONED` after a failed drain.
 
         Raises:
-            ContractError: a bad argument, or the coordinator is shut down. Nothing has changed.
+            ContractError: a bad argument, a sequence that could never fit, or the coordinator is shut down. Nothing has changed.
+            InvariantError: the library's own state is broken; please report it.
         """
         self._require_own_stream(stream)
         checked = self._rules.read_admission(admission, headroom)
@@ -185,16 +188,16 @@ class ContextCacheCoordinator:
                 self._fail("another request is active; finish it, or leave its block, first")
             return BeginRequestResult(refusal)
         try:
-            acquisition = self._acquirer.acquire(checked)
-            if isinstance(acquisition, str):
-                return BeginRequestResult(self._fail(acquisition))
-            batch = Batch(checked, acquisition.sequences, self._binding.room)
+            acquired = self._acquirer.acquire(checked)
+            if isinstance(acquired, str):
+                return BeginRequestResult(self._fail(acquired))
+            batch = Batch(checked, acquired, self._binding.room)
             policy = choose_publication(self._kind, batch.execution_mode, publishes=batch.publishes)
             publication = policy(self._manager, self._tokens_per_page, self._counters, self._identities)
             request = Request(batch, publication, self._binding.link)
             handle = RequestHandle(self, self._custody, request)
             result = BeginRequestResult(Status.OK, AdmissionResult(handle, batch.reuse_lengths.tolist()))
-            self._acquirer.count(acquisition, bypass=not batch.publishes)
+            self._acquirer.count(acquired, bypass=not batch.publishes)
             self._custody.active = request
         except BaseException:  # out of host memory, or interrupted: nobody holds a handle, so nobody else can release
             self._custody.active = None

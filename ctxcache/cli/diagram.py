@@ -19,6 +19,8 @@ def write_diagram(
     """Write the diagram to the file, or to standard output."""
     if output is not None:
         check_file(output)
+        if diff is not None and output.exists() and diff.exists() and output.samefile(diff):
+            raise ContractError(f"--output and --diff both name {diff}, which would be lost; write to another file")
         content = export(chosen, output, view=view, kind=kind, diff=diff)
         size = len(content.encode() if isinstance(content, str) else content)
         sys.stdout.write(f"wrote {output} ({chosen}, {size} bytes)\n")

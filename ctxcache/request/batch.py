@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ctxcache.arguments import RETIRED, Int32s, Words
 from ctxcache.errors import ContractError
 from ctxcache.ids import (
+    AcquireStatus,
     ContextCacheCommitPolicy,
     ContextCacheLookupPolicy,
     Hash128,
@@ -51,14 +52,33 @@ class StagedHybridPublication:
     point: PublicationPoint
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
+class AcquireSequenceResult:
+    """One sequence's acquisition: its lease, how it went, by which plan, and whether only a cold retry fitted."""
+
+    lease: CacheRequestLease
+    status: AcquireStatus
+    plan: ReusePlan
+    forced_cold: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class AcquiredSequence:
-    """One sequence of an admission that has its lease: what it asked for, its keys, its plan."""
+    """One sequence of an admission that has its lease: what it asked for, its keys, and what it got."""
 
     said: CheckedSequence
     keys: SequenceKeys
-    plan: ReusePlan
-    lease: CacheRequestLease
+    result: AcquireSequenceResult
+
+    @property
+    def lease(self) -> CacheRequestLease:
+        """Its hold on pages and snapshot slots."""
+        return self.result.lease
+
+    @property
+    def plan(self) -> ReusePlan:
+        """What it reuses."""
+        return self.result.plan
 
 
 class Batch:

@@ -1,42 +1,26 @@
-"""From checked sequences to leases: hash, plan, acquire, and one cold retry; the whole batch or nothing."""
+"""From checked sequences to leases: hash, plan, share what is there, then take the rest; the whole batch or nothing."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import replace
 
+import numpy as np
+
+from ctxcache.errors import InvariantError
 from ctxcache.ids import (
-    AcquireStatus,
     ResourceType,
     ReusePlanKind,
     SpecReplayMode,
 )
 from ctxcache.keys.chain import KeyHasher, SequenceKeys
 from ctxcache.manager.manager import ContextCacheManager
-from ctxcache.manager.results import CacheRequestLease, HybridCheckpointKey, MatchResult, ReusePlan
+from ctxcache.manager.results import HybridCheckpointKey, MatchResult, ReusePlan
 from ctxcache.metrics import CoordinatorCounters
-from ctxcache.request.batch import AcquiredSequence
+from ctxcache.request.batch import AcquiredSequence, AcquireSequenceResult
 from ctxcache.request.execution_modes import STEP_RULES
-from ctxcache.request.room import Room
+from ctxcache.request.room import PageTargets, Room
 from ctxcache.request.validation import CheckedAdmission, CheckedSequence
-
-
-@dataclass(slots=True, eq=False)
-class Acquisition:
-    """What a batch has got: one acquired sequence a slot, and how many of them only fitted cold."""
-
-    sequences: list[AcquiredSequence] = field(default_factory=list)
-    forced_cold: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AcquireSequenceResult:
-    """One sequence's acquisition: its lease, how it went, by which plan, and whether only a cold retry fitted."""
-
-    lease: CacheRequestLease | None
-    status: AcquireStatus
-    plan: ReusePlan
-    forced_cold: bool = False
 
 
 class Acquirer:
@@ -57,33 +41,63 @@ class Acquirer:
         self._hasher = hasher
         self._counters = counters
 
-    def acquire(self, admission: CheckedAdmission) -> Acquisition | str:
-        """Acquire every sequence in order; where one does not fit, none is held, and the answer is why.
+    def acquire(self, admission: CheckedAdmission) -> list[AcquiredSequence] | str:
+        """Acquire every sequence, or none: then the answer is why.
+
+        What all sequences reuse is pinned before anything is evicted for any of them, so that their order changes no start.
+        Where they do not all fit beside these pins, sequences go cold, from the last one back.
 
         What raises leaves leases out, the last of them perhaps noted nowhere: see `ContextCacheManager.release_all`.
         """
         started = time.perf_counter_ns()
-        acquisition = Acquisition()
         try:
-            for sequence in admission.sequences:
-                keys = self._hasher.start(sequence.extras)
-                result = self._acquire_one(admission, sequence, keys)
-                if result.lease is None:
-                    for acquired in reversed(acquisition.sequences):
-                        self._manager.release(acquired.lease)
-                    return self._why_not(len(acquisition.sequences), result.plan)
-                acquisition.sequences.append(AcquiredSequence(sequence, keys, result.plan, result.lease))
-                acquisition.forced_cold += result.forced_cold
+            acquired = [self._share(admission, one, bypass=admission.bypass) for one in admission.sequences]
+            targets = self._room.aim(
+                np.array([sequence.tokens.size for sequence in admission.sequences], np.int32),
+                admission.headroom,
+                paired=STEP_RULES[admission.execution_mode].paired,
+            )
+            hits = [index for index, one in enumerate(acquired) if one.plan.reused_token_length > 0]
+            while not self._grow(acquired, targets):
+                if not hits:
+                    reason = self._why_not(acquired, targets)
+                    for one in reversed(acquired):
+                        self._manager.release(one.lease)
+                    return reason
+                index = hits.pop()
+                self._manager.release(acquired[index].lease)
+                acquired[index] = self._share(admission, admission.sequences[index], bypass=True, forced_cold=True)
         finally:
             self._counters.planning_nanoseconds += time.perf_counter_ns() - started
-        return acquisition
+        return acquired
 
-    def _why_not(self, index: int, plan: ReusePlan) -> str:
-        free = self._manager.pool(ResourceType.BASE_KV_PAGE).free
+    def _share(
+        self, admission: CheckedAdmission, sequence: CheckedSequence, *, bypass: bool, forced_cold: bool = False
+    ) -> AcquiredSequence:
+        """Hash and plan, and lease what is reused; private pages come for all sequences together."""
+        keys = self._hasher.start(sequence.extras)
+        if not admission.bypass:
+            keys.extend(sequence.tokens, sequence.media)
+        plan = self._plan(admission, sequence, keys, bypass=bypass)
+        result = self._manager.acquire(replace(plan, base_page_demand=0, draft_page_demand=0))
+        if result.lease is None:
+            raise InvariantError(f"a plan of this moment was answered with {result.status.name}; please report this")
+        return AcquiredSequence(sequence, keys, AcquireSequenceResult(result.lease, result.status, plan, forced_cold))
+
+    def _grow(self, acquired: list[AcquiredSequence], targets: PageTargets) -> bool:
+        rows = np.array([one.lease.row for one in acquired], np.int32)
+        return self._manager.grow_leases(rows, targets.base_pages, targets.draft_pages) is not None
+
+    def _why_not(self, acquired: list[AcquiredSequence], targets: PageTargets) -> str:
+        rows = np.array([one.lease.row for one in acquired], np.int32)
+        index = int(np.argmin(self._manager.can_grow_leases(rows, targets.base_pages, targets.draft_pages)))
+        plan = acquired[index].plan
         draft = f" and {plan.draft_page_demand} draft pages" if plan.draft_page_demand else ""
+        free = self._manager.pool(ResourceType.BASE_KV_PAGE).free
         return (
-            f"sequence {index} of the batch, with {plan.input_token_count} tokens, needs {plan.base_page_demand} base pages{draft}; "
-            f"{free} base pages are free, and what leases hold cannot be evicted: admit fewer sequences, or raise num_pages"
+            f"sequence {index} of the batch, with {plan.input_token_count} tokens, needs {plan.base_page_demand} base pages{draft} "
+            f"beside those before it; {free} base pages are free, and what leases hold cannot be evicted: admit fewer "
+            "sequences, or raise num_pages"
         )
 
     def _plan(
@@ -116,22 +130,6 @@ class Acquirer:
             for length in ([num_tokens, *lengths] if of_whole_input else lengths)
         ]
 
-    def _acquire_one(
-        self, admission: CheckedAdmission, sequence: CheckedSequence, keys: SequenceKeys
-    ) -> AcquireSequenceResult:
-        """Hash, plan and acquire; where a hit pins exactly what eviction would need, once more without it.
-
-        `keys` are extended by what is looked up: nothing, when the sequence bypasses the cache.
-        """
-        if not admission.bypass:
-            keys.extend(sequence.tokens, sequence.media)
-        plan = self._plan(admission, sequence, keys, bypass=admission.bypass)
-        result = self._manager.acquire(plan)
-        forced_cold = result.status is AcquireStatus.INSUFFICIENT_CAPACITY and plan.reused_token_length > 0
-        if forced_cold:
-            result = self._manager.acquire(self._plan(admission, sequence, keys, bypass=True))
-        return AcquireSequenceResult(result.lease, result.status, result.plan, forced_cold)
-
     def match(self, admission: CheckedAdmission, sequence: CheckedSequence) -> MatchResult:
         """Say how far one sequence matches, and what stopped it. Changes nothing."""
         keys = self._hasher.start(sequence.extras)
@@ -144,14 +142,14 @@ class Acquirer:
             exact_keys=self._checkpoint_keys(sequence, keys, of_whole_input=True),
         )
 
-    def count(self, acquisition: Acquisition, *, bypass: bool) -> None:
+    def count(self, acquired: list[AcquiredSequence], *, bypass: bool) -> None:
         """Move the admission counters for a batch that was admitted whole."""
         counters = self._counters
-        counters.admitted_sequences += len(acquisition.sequences)
-        counters.forced_cold_sequences += acquisition.forced_cold
+        counters.admitted_sequences += len(acquired)
         if bypass:
-            counters.lookup_bypass_sequences += len(acquisition.sequences)
-        for sequence in acquisition.sequences:
+            counters.lookup_bypass_sequences += len(acquired)
+        for sequence in acquired:
+            counters.forced_cold_sequences += sequence.result.forced_cold
             plan = sequence.plan
             counters.media_aware_sequences += sequence.said.has_media
             counters.hit_sequences += plan.matched_token_length > 0

@@ -77,3 +77,15 @@ def test_wrong_options_are_status_2(arguments: list[str], said: str, tmp_path, m
     assert main(["diagram", *arguments]) == 2
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_comparison_is_not_written_over_what_it_compares_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--output` and `--diff` of one file are refused, and the file stays."""
+    old = tmp_path / "old.json"
+    assert main(["diagram", "--json", "--output", str(old)]) == 0
+    before = old.read_text()
+    assert main(["diagram", "--json", "--diff", str(old), "--output", str(old)]) == 2
+    assert "would be lost" in capsys.readouterr().err
+    assert old.read_text() == before

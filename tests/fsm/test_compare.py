@@ -227,10 +227,10 @@ def test_one_kind_is_compared_with_the_same_kind_of_the_whole(earlier) -> None:
 
 
 BAD = [
-    ("", "is no JSON"),
+    ("", "it is empty"),
     ("{", "is no JSON"),
     ("[" * 100_000, "is no JSON"),
-    ("[]", "a list, not an object"),
+    ("[]", "it holds no object"),
     ("{}", "'states' is missing"),
     ('{"states": 7, "initial": "a", "transitions": []}', "is not what"),
     ('{"states": [], "initial": "a", "transitions": []}', "begins in 'a'"),
@@ -246,6 +246,41 @@ def test_a_bad_file_is_named_with_what_is_wrong(text: str, said: str, tmp_path: 
         export("mermaid", tmp_path / "out.mmd", diff=path)
     assert str(path) in str(caught.value)
     assert [found.name for found in tmp_path.iterdir()] == ["bad.json"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("trigger", None),
+        ("trigger", {"a": 1}),
+        ("operation", 7),
+        ("guards", [{"name": [1], "refusal": 3}]),
+        ("hooks", [{"name": None, "does": "prove", "fault_point": "x.y", "deployments": ["vanilla"]}]),
+        ("hooks", 5),
+        ("deployments", []),
+    ],
+    ids=range(7),
+)
+@pytest.mark.parametrize("form", ["mermaid", "html", "json"])
+def test_a_field_of_another_type_is_told(field: str, value: Any, form: Any, tmp_path: Path) -> None:
+    """An export that was edited by hand is refused in words, whatever draws it, and never a traceback."""
+    content = json.loads(export("json"))
+    content["transitions"][-1][field] = value
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ContractError, match="is not what"):
+        export(form, diff=path)
+
+
+def test_what_is_listed_twice_is_told(tmp_path: Path) -> None:
+    """A state, or a transition."""
+    for name in ("states", "transitions"):
+        content = json.loads(export("json"))
+        content[name].append(content[name][-1])
+        path = tmp_path / "bad.json"
+        path.write_text(json.dumps(content))
+        with pytest.raises(ContractError, match="listed twice"):
+            export("mermaid", diff=path)
 
 
 def _rename(content: dict[str, Any]) -> None:

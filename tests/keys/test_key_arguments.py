@@ -147,7 +147,7 @@ def test_a_page_size_that_is_no_positive_integer_is_refused(tokens_per_page):
 
 
 @pytest.mark.parametrize(
-    "extras",
+    "build",
     [
         lambda: None,
         lambda: (),
@@ -157,11 +157,12 @@ def test_a_page_size_that_is_no_positive_integer_is_refused(tokens_per_page):
         lambda: BlockKeyExtras(media=(M1,)),
         lambda: BlockKeyExtras(media=(MediaSpanKey("content", M1, 0, 0, 0),)),
     ],
+    ids=["nothing", "a tuple", "adapter", "adapter id", "tenant", "media", "content"],
 )
-def test_extras_of_another_type_are_refused(extras):
-    """A field that is not of its declared type is a `ContractError` where it is built, not another serialisation."""
+def test_n03_extras_of_another_type_are_refused(build):
+    """N3: a field that is not of its declared type is refused where it is built, and what is no extras where it is used."""
     with pytest.raises(ContractError, match="pass"):
-        hash_full_blocks([1, 2], 2, extras(), key=KEY)
+        hash_full_blocks([1, 2], 2, build(), key=KEY)
 
 
 def test_arrays_that_were_not_prepared_are_refused():

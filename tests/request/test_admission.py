@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from support.harness import T, U, V, small
 
 from ctxcache import (
-    AcquireResult,
-    AcquireStatus,
     BlockKeyExtras,
     ContextCacheBatchAdmission,
     ContextCacheCommitPolicy,
@@ -19,7 +19,6 @@ from ctxcache import (
     ContractError,
     DecodingKvHeadroom,
     Hash128,
-    ReusePlan,
     hash_opaque_identity,
 )
 
@@ -173,17 +172,20 @@ def test_a_hit_that_cannot_be_held_is_tried_once_more_cold() -> None:
     h = small(num_pages=8)
     h.run(T(40))
     manager, tried = h.coordinator.manager, []
-    acquire = manager.acquire
+    grow = manager.grow_leases
 
-    def refuse_hits(plan: ReusePlan) -> AcquireResult:
-        tried.append(plan.reused_token_length)
-        if plan.reused_token_length:
-            return AcquireResult(None, AcquireStatus.INSUFFICIENT_CAPACITY, plan)
-        return acquire(plan)
+    def refuse_hits(rows: Any, base_targets: Any, draft_targets: Any = None) -> Any:
+        (lease,) = manager._leases.live_leases()
+        tried.append(lease.base_pages.size)
+        return None if lease.base_pages.size else grow(rows, base_targets, draft_targets)
 
-    manager.acquire = refuse_hits  # type: ignore[method-assign]
-    assert h.run(T(40)) == [0]
-    assert tried == [32, 0]
+    manager.grow_leases = refuse_hits  # type: ignore[method-assign]
+    _request, starts = h.admit(T(40))
+    assert starts == [0]
+    assert tried == [2, 0]
+    manager.grow_leases = grow  # type: ignore[method-assign]
+    h.prefill()
+    h.finish()
     m = h.metrics
     assert (m.forced_cold_sequences, m.hit_sequences, m.no_reusable_prefix_plans) == (1, 0, 2)
 

@@ -249,14 +249,14 @@ def test_a_bug_while_host_state_moves_is_reported_and_contained() -> None:
     nothing_is_lost(h, events)
 
 
-@pytest.mark.parametrize("operation", ["metrics", "abandon", "shutdown", "begin"])
+@pytest.mark.parametrize("operation", ["clear", "abandon", "shutdown", "begin"])
 def test_calls_from_inside_a_hook_are_refused(operation: str) -> None:
     """A synchroniser that calls its own coordinator gets a ContractError, never a deadlock."""
     refusals: list[ContractError] = []
 
     def synchronize(stream: object) -> None:
         calls = {
-            "metrics": h.coordinator.metrics,
+            "clear": h.coordinator.clear,
             "abandon": lambda: h.coordinator.abandon(request),
             "shutdown": h.coordinator.shutdown,
             "begin": lambda: h.attempt(T(3)),

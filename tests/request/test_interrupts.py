@@ -6,6 +6,7 @@ import gc
 import logging
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from support.device import in_another_thread
 
 import ctxcache.fsm.machine
 import ctxcache.request.lookup
+from ctxcache import ContextCacheBatchAdmission, ContextCacheSequenceAdmission
 from ctxcache.fsm import State
 from ctxcache.ids import ContextCacheDeploymentKind as Kind
 from ctxcache.request.custody import Custody
@@ -23,6 +25,11 @@ from ctxcache.testing.deferred import DeferredDeviceOps
 from ctxcache.testing.runtime.runtime import FakeRuntime
 from ctxcache.testing.runtime.scripts import LONG, SHORT
 from ctxcache.testing.sweep import aftermath, check_balance
+
+
+def any_operation(runtime: FakeRuntime) -> None:
+    """An operation that changes nothing, and looks at its end after what others left behind."""
+    runtime.coordinator.explain(ContextCacheBatchAdmission([ContextCacheSequenceAdmission([1])]))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +85,7 @@ def test_a_finaliser_that_was_interrupted_leaves_no_request(
         patch.setattr(place, name, interrupted)
         runtime.drop()
     assert runtime.coordinator.manager.num_leases == 2
-    runtime.coordinator.metrics()  # any operation looks after it at its end
+    any_operation(runtime)  # looks after it at its end
     assert runtime.coordinator.metrics().drains == 1
     assert runtime.coordinator.manager.num_leases == 0
     assert aftermath(runtime) == []
@@ -244,7 +251,7 @@ LIFE: dict[str, tuple[Callable[[FakeRuntime], None], Callable[[FakeRuntime], Non
     "drop": (prefilling, FakeRuntime.drop),
     "capture": (prefilling, FakeRuntime.capture),
     "publish and restore": (prepared, lambda runtime: runtime.compute_prompts([9])),
-    "metrics": (begun, lambda runtime: runtime.coordinator.metrics()),
+    "explain": (begun, any_operation),
     "clear": (finished, lambda runtime: runtime.coordinator.clear()),
     "shut down": (finished, lambda runtime: runtime.coordinator.shutdown()),
 }
@@ -289,7 +296,7 @@ def test_an_interrupt_anywhere_leaves_a_coordinator_that_goes_on(
         interrupts = Interrupts(place)
         kept = interrupts.watch(work, runtime)
         violations = [] if interrupts.places[-1] == place else ["was not interrupted there"]
-        in_another_thread(runtime.coordinator.metrics)
+        in_another_thread(partial(any_operation, runtime))
         if not runtime.settle():
             violations.append("still poisoned")
         check_balance(runtime, violations)

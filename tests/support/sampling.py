@@ -69,7 +69,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     """Say how to draw the same sample again."""
-    return f"extent: {extent_of(config)}; sample of --sample-seed {config.option.sample_seed}"
+    extent = extent_of(config)
+    sample = f", sampled with --sample-seed {config.option.sample_seed}" if extent == "default" else ""
+    return f"extent: {extent}{sample}"
 
 
 @pytest.fixture(scope="session")

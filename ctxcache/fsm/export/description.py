@@ -110,16 +110,19 @@ def read(path: str | Path, lifecycle: Lifecycle) -> Lifecycle:
         ContractError: the file cannot be read, is something else, or is of another machine or kind. It is named.
     """
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        content = json.loads(text) if text.strip() else None
     except OSError as cause:
         raise ContractError(f"{path} cannot be read: {cause.strerror or cause}") from cause
     except (ValueError, RecursionError) as cause:
         raise ContractError(f"{path} is no JSON: {cause}") from cause
+    if not isinstance(content, dict):
+        raise _foreign(path, "it holds no object" if text.strip() else "it is empty")
     try:
         earlier = _lifecycle(content)
     except KeyError as cause:
         raise _foreign(path, f"{cause} is missing") from cause
-    except (TypeError, ValueError, AttributeError) as cause:
+    except ValueError as cause:
         raise _foreign(path, str(cause)) from cause
     if earlier.name != lifecycle.name:
         raise ContractError(f"{path} holds the machine {earlier.name!r}, not {lifecycle.name!r}")
@@ -133,53 +136,79 @@ def _foreign(path: str | Path, reason: str) -> ContractError:
     return ContractError(f"{path} is not what `ctxcache diagram --format json` prints: {reason}")
 
 
-def _lifecycle(content: Any) -> Lifecycle:
-    if not isinstance(content, dict):
-        raise TypeError(f"it holds a {type(content).__name__}, not an object")
+def _field(said: Any, name: str, kind: type | tuple[type, ...]) -> Any:
+    """Return a field of an object, of the type that it was written with."""
+    if not isinstance(said, dict):
+        raise ValueError(f"{said!r} stands where an object should")  # noqa: TRY004 - told as what the file holds
+    value = said[name]
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} is {value!r}")  # noqa: TRY004 - likewise
+    return value
+
+
+def _texts(said: Any, name: str) -> list[str]:
+    values: list[str] = _field(said, name, list)
+    if not values or not all(isinstance(value, str) for value in values):
+        raise ValueError(f"{name} is {values!r}")
+    return values
+
+
+def _lifecycle(content: dict[str, Any]) -> Lifecycle:
     if "changes" in content:
         raise ValueError("it holds a comparison; take what was printed without --diff")
-    states = _states(content["states"])
-    if next(iter(states), None) != content["initial"]:
-        raise ValueError(f"it begins in {content['initial']!r}, which is not the first of its states")
-    rows = tuple(_row(each, states) for each in content["transitions"])
-    kinds = _kinds(content["deployments"]) if "deployments" in content else frozenset(ContextCacheDeploymentKind)
+    states = _states(_field(content, "states", list))
+    initial = _field(content, "initial", str)
+    if next(iter(states), None) != initial:
+        raise ValueError(f"it begins in {initial!r}, which is not the first of its states")
+    rows = tuple(_row(each, states) for each in _field(content, "transitions", list))
+    if len(set(rows)) < len(rows):
+        raise ValueError("a transition is listed twice")
+    kinds = _kinds(content) if "deployments" in content else frozenset(ContextCacheDeploymentKind)
     return Lifecycle(content.get("machine", "request"), tuple(states.values()), rows, kinds=kinds)
 
 
-def _states(listed: list[dict[str, Any]]) -> dict[str, LifecycleState]:
+def _states(listed: list[Any]) -> dict[str, LifecycleState]:
     declare: Any = LifecycleState  # with the rows of its members it makes a class
     phases = {phase.name: phase for phase in Phase}
-    rows = []
+    rows: list[tuple[str, Phase | None, bool, str]] = []
     for state in listed:
-        name, phase = state["name"], state["phase"]
+        name, phase = _field(state, "name", str), _field(state, "phase", (str, type(None)))
         if re.fullmatch(r"[a-z]\w*(\.[a-z]\w*)?", name, re.ASCII) is None:  # the pictures write it as it is
             raise ValueError(f"the state {name!r} has no name of a state")
         if phase not in {None, *phases}:
             raise ValueError(f"the state {name!r} has the phase {phase!r}")
-        rows.append((name, phases.get(phase), state["device_work_pending"], state["description"]))
+        if any(name == known for known, *_ in rows):
+            raise ValueError(f"the state {name!r} is listed twice")
+        pending, description = _field(state, "device_work_pending", bool), _field(state, "description", str)
+        rows.append((name, phases.get(phase), pending, description))
     return {state.value: state for state in declare("EarlierState", [(f"S{i}", row) for i, row in enumerate(rows)])}
 
 
-def _row(said: dict[str, Any], states: dict[str, LifecycleState]) -> Transition:
-    trigger, operation = said["trigger"], said["operation"] or ""
-    for end in (said["source"], said["target"]):
+def _row(said: Any, states: dict[str, LifecycleState]) -> Transition:
+    trigger, operation = _field(said, "trigger", str), _field(said, "operation", (str, type(None))) or ""
+    ends = [_field(said, end, str) for end in ("source", "target")]
+    for end in ends:
         if end not in states:
             raise ValueError(f"the transition {trigger!r} names the state {end!r}, which is not listed")
     hooks = []
-    for hook in said["hooks"]:
-        op, _, role = hook["fault_point"].removeprefix(f"{operation}.").partition(".")
-        hooks.append(Hook(hook["name"], HookKind(hook["does"]), op, _kinds(hook["deployments"]), role))
+    for hook in _field(said, "hooks", list):
+        op, _, role = _field(hook, "fault_point", str).removeprefix(f"{operation}.").partition(".")
+        does = HookKind(_field(hook, "does", str))
+        hooks.append(Hook(_field(hook, "name", str), does, op, _kinds(hook), role))
+    guards = [(_field(guard, "name", str), _field(guard, "refusal", str)) for guard in _field(said, "guards", list)]
+    unless = _field(said, "unless", list) if "unless" in said else []
+    denials = [(_field(guard, "name", str), _field(guard, "refusal", str)) for guard in unless]
     return Transition(
         trigger,
         operation,
-        states[said["source"]],
-        states[said["target"]],
+        states[ends[0]],
+        states[ends[1]],
         tuple(hooks),
-        tuple(Guard(guard["name"], guard["refusal"]) for guard in said["guards"]),
-        tuple(Guard(guard["name"], "", guard["refusal"]) for guard in said.get("unless", ())),
-        _kinds(said["deployments"]),
+        tuple(Guard(name, refusal) for name, refusal in guards),
+        tuple(Guard(name, "", refusal) for name, refusal in denials),
+        _kinds(said),
     )
 
 
-def _kinds(names: list[str]) -> frozenset[ContextCacheDeploymentKind]:
-    return frozenset(map(ContextCacheDeploymentKind, names))
+def _kinds(said: Any) -> frozenset[ContextCacheDeploymentKind]:
+    return frozenset(map(ContextCacheDeploymentKind, _texts(said, "deployments")))
