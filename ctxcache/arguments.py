@@ -31,6 +31,9 @@ RETIRED = -1
 _INT32 = np.dtype(np.int32)
 """NumPy makes one object of it, so that the usual array is told by identity; an equal one is checked more closely."""
 
+NOT_ITERABLE = (TypeError, NotImplementedError)
+"""What iterating over a value raises that is no run; the latter is a memoryview's, of a format or shape that it cannot take apart."""
+
 _Member = TypeVar("_Member", bound=Enum)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
-from ctxcache.arguments import INT32_LIMIT, as_integer
+from ctxcache.arguments import INT32_LIMIT, NOT_ITERABLE, as_integer
 from ctxcache.errors import DeploymentError
 from ctxcache.ids import ContextCacheDeploymentKind, ContextCacheExecutionMode, LayerType, SpecDecodeMode
 
@@ -315,7 +315,7 @@ def _set_integer(config: object, field: str, least: int, limit: int = INT32_LIMI
 def _as_tuple(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
     try:
         return tuple(values)
-    except TypeError:
+    except NOT_ITERABLE:
         raise DeploymentError(f"{name} is {values!r}; give a tuple with one entry a layer") from None
 
 

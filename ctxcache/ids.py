@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from numbers import Integral
+from operator import index
 from typing import Any, Self
 
 from ctxcache.errors import ContractError, PoisonedError, RequestFailedError
@@ -57,8 +59,11 @@ class Hash128:
 
 def _as_word(name: str, word: Any) -> int:
     """Return an integer of another type (a NumPy scalar is an `Integral` too, an `IntEnum`) as a word, or refuse."""
-    if type(word) is not bool and isinstance(word, Integral) and 0 <= int(word) < _WORD_LIMIT:
-        return int(word)
+    if type(word) is not bool and isinstance(word, Integral):
+        with suppress(TypeError):  # NumPy derives lengths of time from its integers
+            number = index(word)
+            if 0 <= number < _WORD_LIMIT:
+                return number
     raise ContractError(f"Hash128.{name} is {word!r}; pass an integer in [0, 2**64)")
 
 

@@ -306,7 +306,10 @@ def _flags(finished: Any, count: int, name: str = "finished") -> NDArray[np.bool
     """Return one flag a sequence; whole numbers pass for flags where they are 0 or 1."""
     if finished is None:
         return np.zeros(count, bool)
-    given = as_numpy(name, as_rows_of(name, finished, "one bool a sequence"))
+    flags = as_rows_of(name, finished, "one bool a sequence")
+    if any(isinstance(flag, np.ma.MaskedArray) for flag in flags):  # NumPy would make NaN of it, and warn
+        raise ContractError(f"{name} is {finished!r}, masked in part; pass one bool a sequence")
+    given = as_numpy(name, flags)
     if given.ndim != 1 or (given.size and (given.dtype.kind not in "biu" or not np.isin(given, (0, 1)).all())):
         raise ContractError(f"{name} is {finished!r}; pass one bool a sequence")
     return given.astype(bool)

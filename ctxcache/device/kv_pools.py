@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.arguments import as_int32s, as_integer, check_mapping, describe, is_integer
+from ctxcache.arguments import NOT_ITERABLE, as_int32s, as_integer, check_mapping, describe, is_integer
 from ctxcache.config import DTYPE_BYTES, EngineConfig
 from ctxcache.device.arrays import ArrayView, view_array, whereabouts
 from ctxcache.device.defaults import ops_or_default
@@ -241,7 +241,7 @@ def _check_engine(config: EngineConfig) -> None:
 def _as_list(name: str, values: Iterable[Any]) -> list[Any]:
     try:
         return list(iter(values))
-    except TypeError:
+    except NOT_ITERABLE:
         raise DeploymentError(f"{name} is {describe(values)}; lend a run with one array a layer") from None
 
 

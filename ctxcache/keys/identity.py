@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from ctxcache.arguments import as_integer
+from ctxcache.arguments import NOT_ITERABLE, as_integer
 from ctxcache.errors import ContractError
 from ctxcache.ids import Hash128
 
@@ -91,7 +91,7 @@ class BlockKeyExtras:
     def __post_init__(self) -> None:
         try:
             object.__setattr__(self, "media", tuple(self.media))
-        except TypeError:
+        except NOT_ITERABLE:
             raise ContractError(f"BlockKeyExtras.media is {self.media!r}; pass a tuple of MediaSpanKey") from None
         for span in self.media:
             if not isinstance(span, MediaSpanKey):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ctxcache.arguments import Int32s, Words, as_integer, describe
+from ctxcache.arguments import NOT_ITERABLE, Int32s, Words, as_integer, describe
 from ctxcache.errors import ContractError
 from ctxcache.ids import Hash128
 from ctxcache.jit import njit_in_place, njit_part
@@ -20,7 +20,7 @@ def check_exact_keys(exact_keys: Iterable[HybridCheckpointKey]) -> tuple[HybridC
     """Return checkpoint keys as a tuple, each with a digest and a length of at least 1."""
     try:
         checked = tuple(iter(exact_keys))
-    except TypeError:
+    except NOT_ITERABLE:
         raise ContractError(f"exact_keys is {describe(exact_keys)}; pass a run of HybridCheckpointKey") from None
     for key in checked:
         if not isinstance(key, HybridCheckpointKey) or not isinstance(key.exact_prefix_digest, Hash128):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from support.harness import OK, Harness, T, small
+from support.odd_values import Lying, Tensor
 from support.values import Hostile
 
 from ctxcache import (
@@ -26,41 +27,6 @@ from ctxcache import (
 )
 
 SECRET = b"sixteen secrets!"
-
-
-class Tensor:
-    """An array of another library: on the host, read through `__array__`, and no `Sequence`."""
-
-    def __init__(self, values: Any) -> None:
-        self._values = np.asarray(values)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(self._values, dtype)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(Tensor, self._values)
-
-    def __repr__(self) -> str:
-        return f"tensor({self._values.tolist()})"
-
-
-class Lying(Sequence[Any]):
-    """A sequence that says another length than it has."""
-
-    def __init__(self, items: Sequence[Any], said: int) -> None:
-        self._items, self._said = items, said
-
-    def __len__(self) -> int:
-        return self._said
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._items[index]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._items)
 
 
 def refused(h: Harness, act: Callable[[], object], error: type[ContextCacheError] = ContractError) -> str:

@@ -123,8 +123,8 @@ _MAKERS: list[Callable[[], Any]] = [
     lambda: {1, 2},
     lambda: frozenset([1]),
     lambda: OrderedDict({1: 1}),
-    lambda: dict.fromkeys([1]).keys(),
-    lambda: dict.fromkeys([1], 1).values(),
+    {1: 1}.keys,
+    {1: 1}.values,
     lambda: (each for each in (1, 2)),
     lambda: iter([1]),
     lambda: map(int, "12"),
@@ -215,7 +215,9 @@ def plain(value: Any) -> Any:
         return int(value)
     if isinstance(value, (np.ndarray, Tensor)):
         held = np.asarray(value)
-        return held.tolist() if held.dtype.kind in "iu" and held.ndim else MEANINGLESS
+        if held.dtype.kind == "O" and held.ndim:
+            return plain(held.tolist())
+        return held.tolist() if held.dtype.kind in "iu" else MEANINGLESS
     if isinstance(value, memoryview):
         return plain(np.asarray(value))
     if isinstance(value, Sequence):
