@@ -147,7 +147,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a dropped handle is not looked after",
         "request/custody.py",
-        "            run_alone(self._lock, False, self.reap)",
+        "            run_alone(self._lock, False, run_alone, self._link.state, True, self.reap)",
         "            pass",
     ),
     Mutant(
@@ -346,8 +346,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "every sequence of a batch has the identity of the first",
         "request/lookup.py",
-        "keys = self._hasher.start(sequence.extras)\n                result",
-        "keys = self._hasher.start(admission.sequences[0].extras)\n                result",
+        "keys = self._hasher.start(sequence.extras)\n        if not admission.bypass",
+        "keys = self._hasher.start(admission.sequences[0].extras)\n        if not admission.bypass",
     ),
     Mutant(
         "media stay in their slots when sequences move",
