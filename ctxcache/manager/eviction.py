@@ -73,7 +73,7 @@ def _evict_block(cache: CacheArrays, block: int) -> int:
     return int(ahead)
 
 
-@njit_in_place
+@njit_inlined
 def give_up_blocks(cache: CacheArrays, shorter: int, most: int, leases_allowed: int) -> None:
     """Take out blocks from a record's end: at most so many, none before a fork or another entry's end, and none leased.
 
@@ -182,11 +182,13 @@ def _evict_blocks(cache: CacheArrays, num_base: int, num_draft: int) -> None:
     state = cache.state
     while num_base > state[c.FREE + c.BASE]:
         place = oldest_evictable(cache, c.BASE)
+        most = num_base - state[c.FREE + c.BASE]
         if place >= 0:
             fetch_behind(cache, place)
-            give_up_blocks(cache, cache.recency[place], num_base - state[c.FREE + c.BASE], 0)
+            shorter = cache.recency[place]
         else:  # what is idle lies before the end of a path that is leased
-            give_up_blocks(cache, _oldest_in_the_way(cache, c.BASE), 1, 0)
+            shorter, most = _oldest_in_the_way(cache, c.BASE), 1
+        give_up_blocks(cache, shorter, most, 0)
     while num_draft > state[c.FREE + c.DRAFT]:
         place = oldest_evictable(cache, c.DRAFT)
         give_up_last_pair(cache, cache.recency[place] if place >= 0 else _oldest_in_the_way(cache, c.DRAFT))

@@ -486,8 +486,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "more blocks are evicted than pages are lacking",
         "manager/eviction.py",
-        "num_base - state[c.FREE + c.BASE], 0)",
-        "cache.node.shape[1], 0)",
+        "most = num_base - state[c.FREE + c.BASE]\n",
+        "most = cache.node.shape[1]\n",
         compiled=True,
     ),
     Mutant(
