@@ -6,11 +6,12 @@ No Python object exists per block, record or batch row: compiled code works on a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxcache.arguments import as_integer, check_member
+from ctxcache.arguments import as_flag, as_integer, check_member
 from ctxcache.errors import ContractError
 from ctxcache.ids import ContextCacheDeploymentKind, ContextCacheExecutionMode, ResourceType
 from ctxcache.manager import growth, reservations
@@ -223,7 +224,7 @@ class ContextCacheManager:
 
     # Leases.
 
-    def acquire(self, plan: ReusePlan) -> AcquireResult:
+    def acquire(self, plan: ReusePlan, *, shares_only: bool = False) -> AcquireResult:
         """Turn a plan into a lease: pin what it reuses, evict what it must, allocate the rest. Whole or not at all.
 
         `STALE_PLAN`: what matched is no longer all there on the same pages (a longer match does not make a plan stale), or
@@ -234,6 +235,7 @@ class ContextCacheManager:
 
         Args:
             plan: what `plan` returned, lately.
+            shares_only: lease what the plan reuses and no private page; `grow_leases` adds these, for many leases at once.
 
         Returns:
             The plan and the status; with `ACQUIRED` the lease, whose base pages (`int32[ceil((n + headroom) / P)]`, in
@@ -244,6 +246,8 @@ class ContextCacheManager:
         """
         if not isinstance(plan, ReusePlan) or plan._owner is not self:  # noqa: SLF001 - the plan's maker
             raise ContractError(f"{plan!r} is no plan of this manager; pass one that its plan() returned")
+        if as_flag("shares_only", shares_only):
+            plan = replace(plan, base_page_demand=0, draft_page_demand=0)
         return acquire_plan(self._leases, plan)
 
     def release(self, lease: CacheRequestLease) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import numpy as np
 
@@ -79,7 +78,7 @@ class Acquirer:
         if not admission.bypass:
             keys.extend(sequence.tokens, sequence.media)
         plan = self._plan(admission, sequence, keys, bypass=bypass)
-        result = self._manager.acquire(replace(plan, base_page_demand=0, draft_page_demand=0))
+        result = self._manager.acquire(plan, shares_only=True)
         if result.lease is None:
             raise InvariantError(f"a plan of this moment was answered with {result.status.name}; please report this")
         return AcquiredSequence(sequence, keys, AcquireSequenceResult(result.lease, result.status, plan, forced_cold))

@@ -108,7 +108,7 @@ class OwnershipLedger:
         if self._strict:
             raise AssertionError(self.violations[-1])
 
-    def _acquired(self, result: AcquireResult, *_: Any) -> None:
+    def _acquired(self, result: AcquireResult, *_: Any, **_options: Any) -> None:
         if result.lease is None:
             return
         plan = result.plan

@@ -91,9 +91,9 @@ class ShadowManager:
         self._plans = [*self._plans[-15:], (plan, twin)]  # what is acquired was planned a moment ago
         self._judge("plan", plan, twin)
 
-    def _acquired(self, result: AcquireResult, plan: ReusePlan) -> None:
+    def _acquired(self, result: AcquireResult, plan: ReusePlan, **options: Any) -> None:
         twin_plan = next(twin for known, twin in reversed(self._plans) if known is plan)
-        twin = self._reference.acquire(twin_plan)
+        twin = self._reference.acquire(twin_plan, **options)
         self._judge("acquire", result, twin)
         if result.lease is None or twin.lease is None:
             if result.status is AcquireStatus.ACQUIRED or twin.status is AcquireStatus.ACQUIRED:

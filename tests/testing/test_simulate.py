@@ -16,7 +16,7 @@ import pytest
 from ctxcache import ContextCacheDeploymentKind as Kind
 from ctxcache.cli import main
 from ctxcache.ids import ContextCacheCoordinatorStatus as Status
-from ctxcache.manager.manager import ContextCacheManager
+from ctxcache.request.batch import Batch
 from ctxcache.request.custody import Custody
 from ctxcache.request.request import Request
 from ctxcache.testing import ReferenceManager
@@ -116,7 +116,7 @@ def test_actions_that_do_not_fit_are_skipped() -> None:
 
 def test_what_escapes_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     """A crash of the library is found, named and cut down like anything else."""
-    monkeypatch.setattr(ContextCacheManager, "grow_leases", lambda *_: 1 / 0)
+    monkeypatch.setattr(Batch, "aim", lambda *_: 1 / 0)
     result = simulate(1, 2000, kinds=[Kind.VANILLA])
     assert "ZeroDivisionError" in result.violations[0]
     assert "decode" in result.script
@@ -141,7 +141,7 @@ def test_the_shadow_sees_a_manager_that_answers_otherwise() -> None:
         poor.coordinator.manager, ReferenceManager(tokens_per_page=4, num_base_pages=1, kind=Kind.VANILLA)
     )
     poor.begin([[1, 2, 0, 1, 2]])
-    assert any("INSUFFICIENT" in violation for violation in shadow.violations)
+    assert any("grow_leases gave" in violation and "None" in violation for violation in shadow.violations)
 
 
 def test_a_finish_after_a_device_failure_may_publish_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

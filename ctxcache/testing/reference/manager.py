@@ -9,6 +9,7 @@ scanned, reachability is recomputed at every step, nothing is kept that follows 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -188,9 +189,11 @@ class ReferenceManager:
 
     # Leases
 
-    def acquire(self, plan: ReusePlan) -> AcquireResult:
+    def acquire(self, plan: ReusePlan, *, shares_only: bool = False) -> AcquireResult:
         if plan._owner is not self:  # noqa: SLF001 - the plan keeps it for its manager
             raise ContractError("the plan is another manager's; plan again with this one")
+        if shares_only:
+            plan = replace(plan, base_page_demand=0, draft_page_demand=0)
         rules = plans.Rules(self._kind, plan.execution_mode)
         record = leases.record_behind(self._state, rules, plan)
         if not leases.still_there(self._state, plan, record):

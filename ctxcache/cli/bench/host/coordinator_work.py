@@ -108,10 +108,7 @@ class _Subject:
     def __init__(self) -> None:
         self._state: str = State.SETTLED.value
 
-    def upload_base_rows(self) -> None:
-        """Do nothing."""
-
-    def upload_draft_rows(self) -> None:
+    def touch_device(self, hook: str) -> None:
         """Do nothing."""
 
 
