@@ -50,11 +50,11 @@ def test_a_second_acquisition_that_raises_gives_back_the_first(monkeypatch):
     manager = harness.coordinator.manager
     acquire, calls = manager.acquire, []
 
-    def interrupted(plan: Any) -> Any:
+    def interrupted(plan: Any, **options: Any) -> Any:
         calls.append(plan)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return acquire(plan)
+        return acquire(plan, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(manager, "acquire", interrupted)
