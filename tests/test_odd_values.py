@@ -24,6 +24,9 @@ from ctxcache import (
 )
 
 CALLS = {"quick": 2_000, "default": 6_000, "thorough": 100_000}
+ENOUGH_CALLS = 1_000
+"""Of so many calls in one block some go through; of a few, drawn by a seed of the day, perhaps none does."""
+
 BLOCKS = 40
 """Each a test of its own, with worlds of its own."""
 
@@ -139,7 +142,8 @@ def test_odd_values_are_understood_or_refused(block: int, sample_seed: int, pyte
         if found is not None:
             wrong.append(found)
     assert wrong == [], "\n".join(wrong)
-    assert fuzz.went_through > 0
+    if count >= ENOUGH_CALLS:
+        assert fuzz.went_through > 0
 
 
 def describe_draw(fuzz: Fuzz) -> str:

@@ -234,6 +234,7 @@ def test_a_right_runtime_is_left_in_peace(tool: str) -> None:
     assert not TOOLS[tool]("")
 
 
+@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize(("bug", "tool"), TABLE)
 def test_each_tool_sees_what_the_page_says(bug: str, tool: str) -> None:
     """Planted, and run under that tool alone."""
@@ -345,6 +346,7 @@ def test_the_sweep_lists_the_points_that_the_workload_never_reached() -> None:
     result.check()
 
 
+@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize(
     ("bug", "said"),
     [
