@@ -319,7 +319,7 @@ class ContextCacheCoordinator:
         """
         batch = self._live(request, "prepare_decode").batch
         targets = batch.aim(self._rules.read_headroom(headroom, batch.execution_mode))
-        return self._manager.can_grow_leases(batch.lease_rows, targets.base_pages, targets.draft_pages) & targets.fit
+        return self._growable(batch, targets)
 
     @serialised
     def complete_decode_step(
@@ -744,10 +744,13 @@ class ContextCacheCoordinator:
         _LOG.info("request failed: %s", reason)
         return Status.REQUEST_FAILED
 
+    def _growable(self, batch: Batch, targets: PageTargets) -> NDArray[np.bool_]:
+        """Tell of each sequence, `bool[batch]`, whether it can be stepped beside those before it that can."""
+        return self._manager.can_grow_leases(batch.lease_rows, targets.base_pages, targets.draft_pages) & targets.fit
+
     def _why_not(self, batch: Batch, targets: PageTargets) -> str:
         """Say of the first sequence that cannot be stepped beside those before it why that is so."""
-        fits = self._manager.can_grow_leases(batch.lease_rows, targets.base_pages, targets.draft_pages) & targets.fit
-        slot = int(np.argmin(fits))
+        slot = int(np.argmin(self._growable(batch, targets)))
         committed = int(batch.committed[slot])
         if not targets.fit[slot]:
             return (

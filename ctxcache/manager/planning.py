@@ -328,27 +328,24 @@ def longest_checkpoint(
 def match_input(cache: CacheArrays, request: PlanRequest) -> MatchResult:
     """Say how far a request matches and what stopped it."""
     plan = make_plan(cache, request, None)
-    indexed = 0 if request.bypass else _count_indexed(cache, request)
+    path = _NO_PAGES if request.bypass else match_shared_blocks(cache, request)
     return MatchResult(
-        matched_full_blocks=indexed,
+        matched_full_blocks=path.size,
         matched_token_length=plan.matched_token_length,
         reused_token_length=plan.reused_token_length,
         kind=plan.kind,
-        reason=_reason(cache, request, plan, indexed),
+        reason=_reason(cache, request, plan, path),
     )
 
 
-def _count_indexed(cache: CacheArrays, request: PlanRequest) -> int:
-    return int(match_shared_blocks(cache, request).size)
-
-
-def _reason(cache: CacheArrays, request: PlanRequest, plan: ReusePlan, indexed: int) -> MissReason:
+def _reason(cache: CacheArrays, request: PlanRequest, plan: ReusePlan, path: Int32s) -> MissReason:
+    indexed = path.size
     if request.bypass:
         return MissReason.BYPASS
     if cache.state[c.NUM_RECORDS] == 0 and not _first_unmatched_was_evicted(cache, request, indexed):
         return MissReason.EMPTY_CACHE
     if request.traits.has_checkpoints:
-        return _checkpoint_reason(cache, request, plan, indexed)
+        return _checkpoint_reason(cache, request, plan, path)
     matched = plan.matched_token_length // request.traits.tokens_per_page
     if matched == request.num_full_blocks and matched:
         if plan.spec_replay_mode is SpecReplayMode.FULL_PAGE:
@@ -363,7 +360,8 @@ def _reason(cache: CacheArrays, request: PlanRequest, plan: ReusePlan, indexed: 
     return MissReason.DIVERGED if indexed else MissReason.NO_MATCH
 
 
-def _checkpoint_reason(cache: CacheArrays, request: PlanRequest, plan: ReusePlan, indexed: int) -> MissReason:
+def _checkpoint_reason(cache: CacheArrays, request: PlanRequest, plan: ReusePlan, path: Int32s) -> MissReason:
+    indexed = path.size
     if plan.reused_token_length == request.num_tokens - 1 and plan.reused_token_length:
         return MissReason.NONE
     if plan.reused_token_length:
@@ -371,7 +369,6 @@ def _checkpoint_reason(cache: CacheArrays, request: PlanRequest, plan: ReusePlan
     digests = [key.exact_prefix_digest.lo for key in request.exact_keys]
     if any(_was_evicted(cache, low) for low in digests) or _first_unmatched_was_evicted(cache, request, indexed):
         return MissReason.EVICTED
-    path = match_shared_blocks(cache, request)
     if any(checkpoint_on_path(cache, key, path) >= 0 for key in request.exact_keys):
         return MissReason.WRONG_CHECKPOINT_LENGTH
     return MissReason.NO_CHECKPOINT if indexed else MissReason.NO_MATCH

@@ -9,6 +9,7 @@ import numpy as np
 from ctxcache.ids import ResourceType
 from ctxcache.keys.chain import hash_exact_prefix, hash_full_blocks
 from ctxcache.manager.results import HybridCheckpointKey
+from ctxcache.testing import shadow
 
 HASH_KEY = bytes(16)
 
@@ -49,14 +50,7 @@ def plain(value):
 def record_view(record) -> tuple:
     """Everything to be seen of a record."""
     assert record.cached
-    return (
-        record.serial,
-        record.base_page_path.tolist(),
-        record.draft_page_path.tolist(),
-        record.recurrent_snapshot_slot,
-        record.partial_kv_snapshot_slot,
-        record.exact_checkpoint_length,
-    )
+    return shadow.record_view(record)
 
 
 def lease_view(lease) -> tuple:

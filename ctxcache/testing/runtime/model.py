@@ -16,9 +16,6 @@ from ctxcache.device.page_table import KVPageTable
 from ctxcache.ids import LayerType
 from ctxcache.testing.oracle import GARBAGE, Part, Transcript, first_mismatch
 
-WORD_BYTES = 8
-"""Bytes of the keys (and of the values) of one token in one layer: one word."""
-
 
 @dataclass(frozen=True, slots=True)
 class Span:
